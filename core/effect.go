@@ -1,0 +1,165 @@
+package core
+
+import (
+	"github.com/terminus-kv/terminus/core/layout"
+	"github.com/terminus-kv/terminus/core/statemachine"
+)
+
+// Effects is the output of one Step, in the order in which it must be carried out within each list.
+// The lists are independent of each other except that Words precede Replies (a worker that reads its
+// reply finds its word written) and Auxes precede Words (aux is there when Success is seen). The
+// buffers are reused: the host consumes them before the next Step.
+type Effects struct {
+	Auxes   []AuxEffect
+	Words   []WordEffect
+	Replies []Reply
+	Frames  []FrameEffect
+	Plugin  []PluginEffect
+	Records []Record
+	// Resets lists peers that are dead: the host closes the link, so that a Hello comes before the next
+	// frame if the peer is alive after all.
+	Resets []PeerID
+	// Gone lists sessions that are down and of which no page is touched by anybody any more: the host
+	// may drop their memory.
+	Gone []SessionID
+	// Drained is set when a drain was begun and no room is left.
+	Drained bool
+
+	runs []layout.Run // backing of the runs in Plugin
+}
+
+// Reset empties the buffers and keeps their memory.
+func (e *Effects) Reset() {
+	e.Auxes, e.Words, e.Replies = e.Auxes[:0], e.Words[:0], e.Replies[:0]
+	e.Frames, e.Plugin, e.Records = e.Frames[:0], e.Plugin[:0], e.Records[:0]
+	e.Resets, e.Gone, e.Drained, e.runs = e.Resets[:0], e.Gone[:0], false, e.runs[:0]
+}
+
+// WordEffect sets the status word of a slot.
+type WordEffect struct {
+	Session   SessionID
+	Slot      int32
+	Status    statemachine.KVPoll
+	Residency statemachine.Residency
+	Opener    statemachine.Opener
+	Reason    statemachine.Reason // of a terminal status; for Failure(room)
+}
+
+// Reply answers a worker's request.
+type Reply struct {
+	Session SessionID
+	Seq     uint64
+	Slot    int32
+	Code    ReplyCode
+	Opener  statemachine.Opener // Open
+	Reason  statemachine.Reason // Ended: the verdict
+	Detail  string              // a refusal: what is wrong and the fix
+}
+
+// ReplyCode is the outcome of a worker's request.
+type ReplyCode uint8
+
+// Reply codes.
+const (
+	OK      ReplyCode = iota + 1
+	Ended             // the room has ended; Reason is its verdict; nothing changed
+	Refused           // nothing changed; Detail says why
+	Freed             // Release: the slot may be used again
+)
+
+// FrameEffect sends a frame to a peer whose link is ready.
+type FrameEffect struct {
+	Peer  PeerID
+	Frame Frame
+	// Urgent frames (Abort, Verdict) may overtake the others.
+	Urgent bool
+}
+
+// PluginKind tells what a PluginEffect asks for.
+type PluginKind uint8
+
+// Requests to a plugin.
+const (
+	PluginSubmit PluginKind = iota + 1
+	PluginAbort
+	PluginGrant
+	PluginRevoke
+	PluginFencePeer
+)
+
+// PluginEffect is a request to a plugin epoch. If that epoch is gone the host drops it: PluginLost
+// follows.
+type PluginEffect struct {
+	Kind    PluginKind
+	Backend string
+	Epoch   uint32
+
+	Op          OpID // Submit, Abort
+	S, D        statemachine.Opener
+	Room        int64
+	Peer        PeerID
+	PeerInc     uint64
+	PeerEpoch   uint32 // epoch of Backend at the peer that the pages are registered with
+	SrcPool     uint64
+	DstPool     uint64 // the peer's pool id
+	Source      []layout.Run
+	Destination []layout.Run
+	LayerFrom   int32
+	LayerTo     int32
+	Priority    int32
+	DeadlineIn  int64 // ns, 0: none
+	Bytes       int64
+
+	Grant GrantID // Grant, Revoke, FencePeer
+	Parts []GrantPart
+}
+
+// GrantPart is pages of one local pool that a destination opener may write.
+type GrantPart struct {
+	Pool uint64
+	Runs []layout.Run
+}
+
+// AuxEffect hands the aux record of a room to a destination worker. It precedes the Success word.
+type AuxEffect struct {
+	Session SessionID
+	Slot    int32
+	Room    int64
+	Aux     []byte
+}
+
+// RecordKind is what happened to a room, for the flight recorder, logs and metrics.
+type RecordKind uint8
+
+// Kinds of records.
+const (
+	RecOpen RecordKind = iota + 1
+	RecState
+	RecBound
+	RecEnd       // Reason
+	RecResidency // pages moved to Residency
+	RecFrameIn   // Frame kind arrived
+	RecFrameOut
+	RecOp       // an op was submitted
+	RecOpEnd    // End, Reason
+	RecDropped  // a late or impossible message changed nothing
+	RecReleased // the worker took the pages back
+)
+
+// Record is one line of a room's history.
+type Record struct {
+	Kind      RecordKind
+	Role      statemachine.Role
+	State     statemachine.State
+	Residency statemachine.Residency
+	Reason    statemachine.Reason
+	Frame     FrameKind
+	End       EndKind
+	Peer      PeerID
+	Room      int64
+	Own       statemachine.Opener
+	Pair      statemachine.Opener
+	Op        OpID
+	Bytes     int64
+	Detail    string
+}

@@ -1,0 +1,95 @@
+package core
+
+import (
+	"github.com/terminus-kv/terminus/core/layout"
+	"github.com/terminus-kv/terminus/core/statemachine"
+)
+
+// FrameKind is the kind of a room frame. Hello, Beat, Lost and Draining concern the link or the engine
+// and are events of their own.
+type FrameKind = statemachine.FrameKind
+
+// The room frames of the protocol, see statemachine.FrameKind.
+const (
+	FrameQueued       = statemachine.FrameQueued
+	FrameRegister     = statemachine.FrameRegister
+	FrameBound        = statemachine.FrameBound
+	FrameConfirm      = statemachine.FrameConfirm
+	FrameProgress     = statemachine.FrameProgress
+	FrameRankEnd      = statemachine.FrameRankEnd
+	FrameVerdict      = statemachine.FrameVerdict
+	FrameAbort        = statemachine.FrameAbort
+	FrameDrained      = statemachine.FrameDrained
+	FrameReady        = statemachine.FrameReady
+	FrameGroupVerdict = statemachine.FrameGroupVerdict
+	FrameGroupAbort   = statemachine.FrameGroupAbort
+)
+
+// Outcome is the judge's word in a Verdict.
+type Outcome = statemachine.Outcome
+
+// Outcomes of a Verdict frame.
+const (
+	OutcomeSuccess = statemachine.JudgeSuccess
+	OutcomeFailed  = statemachine.JudgeFailed
+	OutcomeUnknown = statemachine.JudgeUnknown
+)
+
+// Frame is one room frame between two engines. Which fields are set depends on Kind; the rest are
+// zero. Slices belong to the frame: the receiver of a frame event may keep them.
+type Frame struct {
+	Kind FrameKind
+	Room int64
+	S, D statemachine.Opener
+	Att  uint64 // attempt token, equal on both sides
+
+	// Queued, Register: the destination's group and the source group that it named.
+	Group, PeerGroup string
+	// Register: the backend and plugin epoch that the pages are registered with at D.
+	Backend string
+	Epoch   uint32
+	// Register, and Confirm when Bound asked NeedPages: the pages of every rank of D.
+	Ranks []RankPages
+	// Bound: P kept no page list and asks D to repeat it in Confirm.
+	NeedPages bool
+	// Confirm: length of the transfer clock, seconds as a power of two.
+	ClockLog2 uint8
+	// Progress.
+	Bytes       int64
+	Outstanding bool
+	// RankEnd: what each rank of P sent, whether every op ended quiet, and the aux record of rank 0.
+	Quiet bool
+	Sent  []RankSent
+	Aux   []byte
+	CRC   uint32 // CRC-32C of Aux
+	// Verdict, Abort.
+	Outcome Outcome
+	Reason  statemachine.Reason
+}
+
+// RankPages is what one destination rank registered.
+type RankPages struct {
+	Rank  int32
+	Parts []PartPages
+}
+
+// PartPages is one pool's share: source page k goes to the page Prefix+k of Runs.
+type PartPages struct {
+	Ordinal int32  // position of the pool among the worker's pools; both sides pair by it
+	Pool    uint64 // the destination engine's pool id
+	Prefix  int32  // pages that the destination already holds
+	Runs    []layout.Run
+}
+
+// RankSent is what one source rank says it sent.
+type RankSent struct {
+	Rank   int32
+	Chunks int32
+	Parts  []PartSent
+}
+
+// PartSent is the pages of one pool, by its ordinal, that a source rank sent.
+type PartSent struct {
+	Ordinal int32
+	Pages   int64
+}

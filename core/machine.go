@@ -1,0 +1,647 @@
+// Package core is the engine's deterministic heart: rooms, their judge, the inflight queue, the
+// scheduler and the clocks, as a pure step function. A batch of events goes in, effects come out;
+// time is an argument. It does no I/O, reads no clock, starts no goroutine. The production engine, the
+// simulator and the explorer run this same code.
+//
+// The transitions of a room are those of core/statemachine; this package finds the record that an
+// event concerns, keeps what the transitions do not know (pages, ops, windows, clocks, ranks) and
+// carries out what they ask for.
+package core
+
+import (
+	"fmt"
+
+	"github.com/terminus-kv/terminus/core/statemachine"
+)
+
+// room is one record: one open of a room at this engine. Pointer-free.
+type room struct {
+	sm     statemachine.Record
+	id     int64
+	gen    uint32 // of this slab entry, part of GrantID
+	next   int32  // next record of the same room and role
+	ranks  int32  // ranks that joined
+	dst    int32  // destination pages by (rank, ordinal): own at D, the peer's at P
+	ops    int32  // P: ops known to a plugin
+	timers [numTimers]timer
+
+	peer             PeerID // nilPeer: not known yet
+	group, peerGroup int32  // interned names
+	backend          int32  // interned; nil32: not placed
+	epoch            uint32 // plugin epoch of the destination's pages, at D
+	size             int16  // ranks of a group
+	joined           int16
+	paged            int16 // ranks that registered (D) or sent their last (P)
+
+	peerQueued  bool // the counterpart said Queued
+	outstanding bool // ops outstanding: own at P, by Progress at D
+	havePages   bool // P: dst holds the peer's pages
+	wantPages   bool // D: Confirm must repeat the pages
+	confirmOwed bool // D: Confirm waits for the grant
+	told        bool // P: last Progress said outstanding
+	counted     bool // in the live counts
+	parked      bool // P: left the scheduler because its backend is not up
+	grant       grantState
+	rungArmed   statemachine.Rung
+	clockLog2   uint8
+	deadline    uint8 // log2 + 1; 0: none
+
+	priority int32
+	total    int64 // bytes of the room as far as known
+	held     int64 // P: bytes not submitted yet
+	moved    int64 // bytes that are done (P), reported (D)
+	flight   int64 // P: bytes of open ops that progressed
+	pinned   int64 // D: bytes accounted against RoomBytes
+	opened   int64
+	since    int64 // of the state
+	toldAt   int64
+}
+
+type grantState uint8
+
+const (
+	noGrant grantState = iota
+	grantAsked
+	granted
+)
+
+// rank is one local rank of an opener: a worker's slot.
+type rank struct {
+	session SessionID
+	room    int32
+	next    int32
+	slot    int32
+	rank    int32
+	cursors int32 // P: cursor list
+	head    int32 // P: held chunks
+	tail    int32
+	chunks  int32 // P: chunks sent
+	ops     statemachine.Counts
+	word    uint16 // last published: status | residency<<3 | 1<<15
+	paged   bool   // D: registered; P: sent its last
+	armed   bool   // holds pages
+	gone    bool   // its worker is gone
+	done    bool   // released, or gone and reusable
+}
+
+// part is the destination pages of one (rank, ordinal).
+type part struct {
+	next, runs    int32
+	rank, ordinal int32
+	pages, prefix int32
+	pool          uint64
+}
+
+// cursor is how far a source rank has sent one pool: pages before page are complete, of the chunk
+// [page, page+chunk) the layers below layer.
+type cursor struct {
+	next, ordinal      int32
+	page, chunk, layer int32
+}
+
+// chunk is pages of one part that wait to be submitted.
+type chunk struct {
+	next, runs         int32
+	ordinal            int32
+	from, pages, off   int32 // source page index, count, already submitted
+	layerFrom, layerTo int32
+	pool               uint64
+	pageBytes          int64 // of the layers of this chunk
+}
+
+// op is a submission that is not known to be quiet.
+type op struct {
+	room, rank, next int32
+	gen              uint32
+	backend          int32
+	epoch            uint32
+	state            opState
+	failed           bool
+	bytes, progress  int64
+	peer             PeerID
+}
+
+type opState uint8
+
+const (
+	opOpen opState = iota + 1
+	opLinger
+	opDead
+)
+
+const nilPeer = PeerID(-1)
+
+type peer struct {
+	node     string
+	inc      uint64
+	known    bool
+	ready    bool // Hello was exchanged on the present link
+	dead     bool
+	draining bool
+	suspect  bool
+	heard    int64
+	ops      int32
+	bytes    int64
+	marks    int32 // abort marks
+	holds    int32 // placeholders
+}
+
+type session struct {
+	group      int32
+	role       statemachine.Role
+	rank, size int32
+	slots      []int32 // rank record by slot
+	pools      []pool
+	live       int32
+	pinned     int32 // rank records whose pages are not reusable
+	down       bool
+}
+
+type pool struct {
+	id        uint64
+	pages     int32
+	layers    int32
+	pageBytes int64
+}
+
+type group struct {
+	peer     PeerID
+	role     statemachine.Role
+	size     int32
+	backends []int32
+	reason   statemachine.Reason
+	detail   string
+}
+
+type plugin struct {
+	epoch           uint32
+	up, down        bool
+	receiverChecked bool
+	maxOp           int64
+}
+
+type roomKey struct {
+	id   int64
+	role statemachine.Role
+}
+
+type markKey struct {
+	roomKey
+	att uint64
+}
+
+type mark struct {
+	peer PeerID
+	due  int64
+	seq  uint64
+}
+
+type placeholder struct {
+	d     statemachine.Opener
+	att   uint64
+	peer  PeerID
+	group int32
+}
+
+type remotePool struct {
+	peer PeerID
+	pool uint64
+}
+
+// Machine is the core of one engine. It is owned by one goroutine.
+type Machine struct {
+	cfg    Config
+	now    int64
+	seq    uint64
+	out    *Effects
+	policy Policy
+	clocks clocks
+
+	rooms   slab[room]
+	ranks   slab[rank]
+	parts   slab[part]
+	cursors slab[cursor]
+	chunks  slab[chunk]
+	ops     slab[op]
+	runs    slab[runBlock]
+	gens    uint32
+
+	heads        map[roomKey]int32
+	marks        map[markKey]mark
+	markQueue    []markDue
+	placeholders map[int64]placeholder
+	aux          map[int32]auxRecord // by room record
+	details      map[int32]string    // by room record: why, in the plugin's words
+	sessions     map[SessionID]*session
+	peers        []peer
+	groups       map[int32]*group
+	remotePools  map[remotePool]pool
+	plugins      map[int32]*plugin
+	names        []string
+	ids          map[string]int32
+
+	waiting  []int32 // rooms that wait for admission, in order; those that left are skipped
+	queued   int32   // live rooms that wait
+	live     int32
+	pinned   int64
+	draining bool
+	drained  bool
+	stats    Stats
+
+	registering int32 // the record whose Register is being handled, else nil32
+}
+
+type markDue struct {
+	key markKey
+	seq uint64
+}
+
+type auxRecord struct {
+	data []byte
+	crc  uint32
+}
+
+// New returns the core of an engine incarnation that has just started.
+func New(cfg Config) (*Machine, error) {
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("core: %w", err)
+	}
+	p := cfg.Policy
+	if p == nil {
+		p = NewSRF()
+	}
+	cfg.Policy = nil
+	return &Machine{
+		cfg: cfg, policy: p, clocks: newClocks(&cfg.Clocks),
+		heads: map[roomKey]int32{}, marks: map[markKey]mark{}, placeholders: map[int64]placeholder{},
+		aux: map[int32]auxRecord{}, details: map[int32]string{}, sessions: map[SessionID]*session{},
+		groups: map[int32]*group{}, remotePools: map[remotePool]pool{}, plugins: map[int32]*plugin{},
+		ids: map[string]int32{}, registering: nil32,
+	}, nil
+}
+
+// Step takes a batch of events in order, then judges what is due at now (nanoseconds of core time,
+// never going back), then submits what the windows allow. Effects are appended to out, which the
+// caller has reset.
+func (m *Machine) Step(now int64, in []Event, out *Effects) {
+	m.now, m.out = max(now, m.now), out
+	for i := range in {
+		m.event(&in[i])
+	}
+	m.judgePeers()
+	m.expire()
+	m.expireMarks()
+	m.admit()
+	m.schedule()
+	if m.draining && !m.drained && m.live == 0 {
+		m.drained, out.Drained = true, true
+	}
+	m.out = nil
+}
+
+func (m *Machine) event(e *Event) {
+	switch e.Kind {
+	case SessionUp:
+		m.sessions[e.Session] = &session{group: m.intern(e.Group), role: e.Role, rank: e.Rank, size: e.Size, slots: emptySlots(e.Slots)}
+	case PoolUp:
+		m.poolUp(e)
+	case SessionDown:
+		m.sessionDown(e.Session)
+	case Open:
+		m.open(e)
+	case Register:
+		m.register(e)
+	case Send:
+		m.send(e)
+	case Abort:
+		m.abort(e)
+	case Release:
+		m.release(e)
+	case PeerHello:
+		m.peerHello(e)
+	case PeerDown:
+		m.peer(e.Peer).ready = false
+	case PeerHeard:
+		m.heard(e.Peer)
+	case PeerGone:
+		m.peerGone(e)
+	case PeerGroup:
+		m.peerGroup(e)
+	case PeerPool:
+		if e.Pages > 0 {
+			m.remotePools[remotePool{e.Peer, e.Pool}] = pool{id: e.Pool, pages: e.Pages, layers: e.Layers, pageBytes: e.PageBytes}
+		} else {
+			delete(m.remotePools, remotePool{e.Peer, e.Pool})
+		}
+	case PeerDraining:
+		m.peer(e.Peer).draining = true
+	case PeerLost:
+		// Input to rung 3 only: it ends nothing by itself.
+	case PeerFrame:
+		m.heard(e.Peer)
+		m.frame(e.Peer, &e.Frame)
+	case PluginUp:
+		m.pluginUp(e)
+	case PluginLost:
+		m.pluginLost(e)
+	case PluginFenced:
+		m.pluginFenced(e)
+	case PluginDown:
+		m.pluginDown(e)
+	case OpAccepted:
+	case OpProgress:
+		m.opProgress(e)
+	case OpEnd:
+		m.opEnd(e)
+	case OpQuiesced:
+		m.opQuiesced(e)
+	case Granted, GrantFailed:
+		m.granted(e)
+	case Revoked:
+		m.grantEvent(e, statemachine.OnRevoked)
+	case Fenced:
+		m.grantEvent(e, statemachine.OnFenced)
+	case DrainBegin:
+		m.draining, m.drained = true, false
+	case DrainEnd:
+		m.eachRoom(func(idx int32) { m.end(idx, statemachine.Draining, "") })
+	case AdminAbort:
+		for _, role := range []statemachine.Role{statemachine.Source, statemachine.Destination} {
+			if e.Role == 0 || e.Role == role {
+				if idx := m.liveRoom(roomKey{e.Room, role}); idx != nil32 {
+					m.details[idx] = "aborted by an operator"
+					m.step(idx, statemachine.Event{Kind: statemachine.OnAbort})
+				}
+			}
+		}
+	case Tick:
+	default:
+		m.stats.Dropped++
+	}
+}
+
+func (m *Machine) intern(name string) int32 {
+	if id, ok := m.ids[name]; ok {
+		return id
+	}
+	id := int32(len(m.names))
+	m.names = append(m.names, name)
+	m.ids[name] = id
+	return id
+}
+
+func (m *Machine) name(id int32) string {
+	if id == nil32 {
+		return ""
+	}
+	return m.names[id]
+}
+
+// eachRoom calls fn for every live record, in slab order.
+func (m *Machine) eachRoom(fn func(idx int32)) {
+	for i := range m.rooms.items {
+		if m.rooms.items[i].sm.State.Live() {
+			fn(int32(i))
+		}
+	}
+}
+
+// eachRecord calls fn for every record, live or ended.
+func (m *Machine) eachRecord(fn func(idx int32, r *room)) {
+	for i := range m.rooms.items {
+		if m.rooms.items[i].sm.State != statemachine.Absent {
+			fn(int32(i), &m.rooms.items[i])
+		}
+	}
+}
+
+// liveRoom is the live record of a key, of which there is at most one.
+func (m *Machine) liveRoom(k roomKey) int32 {
+	for i := m.head(k); i != nil32; i = m.rooms.at(i).next {
+		if m.rooms.at(i).sm.State.Live() {
+			return i
+		}
+	}
+	return nil32
+}
+
+func (m *Machine) head(k roomKey) int32 {
+	if i, ok := m.heads[k]; ok {
+		return i
+	}
+	return nil32
+}
+
+// find returns the first record of the key that fits.
+func (m *Machine) find(k roomKey, fits func(*statemachine.Record) bool) int32 {
+	for i := m.head(k); i != nil32; i = m.rooms.at(i).next {
+		if fits(&m.rooms.at(i).sm) {
+			return i
+		}
+	}
+	return nil32
+}
+
+func (m *Machine) byOwn(k roomKey, own statemachine.Opener) int32 {
+	return m.find(k, func(r *statemachine.Record) bool { return r.Own == own })
+}
+
+// end ends a live room by a cause of this side.
+func (m *Machine) end(idx int32, why statemachine.Reason, detail string) {
+	if !m.rooms.at(idx).sm.State.Live() {
+		return
+	}
+	if detail != "" {
+		m.details[idx] = detail
+	}
+	m.step(idx, statemachine.Event{Kind: statemachine.OnClock, Reason: why})
+}
+
+// step runs the transition function on a record and carries out what it asks for.
+func (m *Machine) step(idx int32, e statemachine.Event) {
+	r := m.rooms.at(idx)
+	old := r.sm
+	next, o := statemachine.Step(old, e)
+	r.sm = next
+	m.settle(idx, &old, &o)
+}
+
+func (m *Machine) settle(idx int32, old *statemachine.Record, o *statemachine.Out) {
+	r := m.rooms.at(idx)
+	if old.State.Live() && !old.Admitted && (r.sm.Admitted || !r.sm.State.Live()) {
+		m.queued--
+	}
+	if r.sm.State != old.State {
+		r.since = m.now
+		m.stats.Enter[r.sm.Role][r.sm.State]++
+		m.record(Record{Kind: RecState, State: r.sm.State}, idx)
+		if r.sm.State == statemachine.Ended {
+			m.ended(idx)
+		}
+	}
+	m.act(idx, o)
+	for i := range o.N {
+		m.sendFrame(idx, &o.Sends[i])
+	}
+	r = m.rooms.at(idx)
+	if r.sm.Role == statemachine.Destination && r.pinned > 0 && r.sm.State == statemachine.Ended && r.sm.Pages.Reusable() {
+		m.pinned -= r.pinned
+		r.pinned = 0
+	}
+	m.publish(idx)
+	m.setClocks(idx)
+}
+
+// act carries out the actions of one transition.
+func (m *Machine) act(idx int32, o *statemachine.Out) {
+	r := m.rooms.at(idx)
+	if o.Do&statemachine.DoDropPlaceholder != 0 {
+		if h, ok := m.placeholders[r.id]; ok && h.d == r.sm.Pair {
+			delete(m.placeholders, r.id)
+			m.peer(h.peer).holds--
+		}
+	}
+	if o.Do&statemachine.DoSubmit != 0 {
+		m.ready(idx)
+	}
+	if o.Do&statemachine.DoCancel != 0 {
+		m.cancel(idx)
+	}
+	if o.Do&statemachine.DoDrop != 0 {
+		m.stats.Dropped++
+		m.record(Record{Kind: RecDropped}, idx)
+	}
+	if o.Do&statemachine.DoRevoke != 0 && r.grant != noGrant {
+		m.plugin(PluginEffect{Kind: PluginRevoke, Backend: m.name(r.backend), Epoch: r.epoch, Room: r.id, D: r.sm.Own, Grant: m.grantID(idx)})
+	}
+	if o.Do&statemachine.DoFence != 0 && r.backend != nil32 {
+		m.plugin(PluginEffect{Kind: PluginFencePeer, Backend: m.name(r.backend), Epoch: r.epoch, Room: r.id, S: r.sm.Pair, D: r.sm.Own, Peer: r.peer, PeerInc: r.sm.Pair.Inc, Grant: m.grantID(idx)})
+	}
+}
+
+// ended does the book-keeping of an end: the room leaves every queue in this same step.
+func (m *Machine) ended(idx int32) {
+	r := m.rooms.at(idx)
+	if r.counted {
+		r.counted = false
+		m.live--
+		for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
+			if s := m.sessions[m.ranks.at(i).session]; s != nil {
+				s.live--
+			}
+		}
+	}
+	m.stats.Verdicts[r.sm.Role][r.sm.Reason]++
+	if r.sm.Role == statemachine.Source && r.sm.Armed {
+		m.stats.InflightLeft++
+	}
+	if r.sm.Role == statemachine.Destination && r.sm.Reason == statemachine.Success {
+		a := m.aux[idx]
+		for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
+			if k := m.ranks.at(i); !k.gone && a.data != nil {
+				m.out.Auxes = append(m.out.Auxes, AuxEffect{Session: k.session, Slot: k.slot, Room: r.id, Aux: a.data})
+			}
+		}
+	}
+	delete(m.aux, idx)
+	m.record(Record{Kind: RecEnd, Detail: m.details[idx]}, idx)
+}
+
+// publish writes the words of a record's ranks that changed.
+func (m *Machine) publish(idx int32) {
+	r := m.rooms.at(idx)
+	status := r.sm.Status()
+	all := true
+	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
+		k := m.ranks.at(i)
+		res := m.residency(r, k)
+		if k.gone && !k.done && r.sm.State == statemachine.Ended && res.Reusable() {
+			m.rankDone(i)
+		}
+		all = all && k.done
+		w := uint16(status) | uint16(res)<<3 | 1<<15
+		if w == k.word || k.gone {
+			continue
+		}
+		if k.word>>3&7 != w>>3&7 {
+			m.record(Record{Kind: RecResidency, Residency: res}, idx)
+		}
+		k.word = w
+		m.out.Words = append(m.out.Words, WordEffect{Session: k.session, Slot: k.slot, Status: status, Residency: res, Opener: r.sm.Own, Reason: r.sm.Reason})
+	}
+}
+
+// residency of one rank's pages.
+func (m *Machine) residency(r *room, k *rank) statemachine.Residency {
+	switch {
+	case k.done && !k.gone:
+		return statemachine.Released
+	case r.sm.Role == statemachine.Source:
+		return statemachine.SourceResidency(r.sm.State, k.armed, k.ops)
+	case !k.armed:
+		return statemachine.NoPages
+	case r.sm.Pages == statemachine.NoPages && r.sm.State.Live():
+		return statemachine.Armed
+	case r.sm.Pages == statemachine.NoPages:
+		return statemachine.Quiet // registered by this rank, never announced
+	}
+	return r.sm.Pages
+}
+
+// rankDone marks a rank as released: nobody will ask for it again.
+func (m *Machine) rankDone(i int32) {
+	k := m.ranks.at(i)
+	k.done = true
+	if s := m.sessions[k.session]; s != nil {
+		s.pinned--
+		if s.down && s.pinned == 0 {
+			delete(m.sessions, k.session)
+			m.out.Gone = append(m.out.Gone, k.session)
+		}
+	}
+}
+
+// forgettable reports whether an ended record may become a tombstone: no op of it is unquiet, its
+// pages are reusable and every rank took them back.
+func (m *Machine) forgettable(idx int32) bool {
+	r := m.rooms.at(idx)
+	if r.sm.State != statemachine.Ended || !r.sm.Ops.QuietLocal() {
+		return false
+	}
+	// An absent record answers "drained": one with lost ops must not be absent while its D can ask.
+	if r.sm.Ops.Lost > 0 && r.peer != nilPeer && m.peer(r.peer).inc == r.sm.Pair.Inc {
+		return false
+	}
+	if r.sm.Role == statemachine.Destination && !r.sm.Pages.Reusable() {
+		return false
+	}
+	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
+		if !m.ranks.at(i).done {
+			return false
+		}
+	}
+	return true
+}
+
+// record appends one line of a room's history.
+func (m *Machine) record(rec Record, idx int32) {
+	r := m.rooms.at(idx)
+	rec.Role, rec.Room, rec.Own, rec.Pair, rec.Peer = r.sm.Role, r.id, r.sm.Own, r.sm.Pair, r.peer
+	rec.State, rec.Reason = r.sm.State, r.sm.Reason
+	m.out.Records = append(m.out.Records, rec)
+}
+
+func (m *Machine) plugin(e PluginEffect) { m.out.Plugin = append(m.out.Plugin, e) }
+
+func (m *Machine) grantID(idx int32) GrantID {
+	return GrantID(uint64(m.rooms.at(idx).gen)<<32 | uint64(uint32(idx)))
+}
+
+// roomOf resolves a grant id; nil32 when the record is gone.
+func (m *Machine) roomOf(g GrantID) int32 {
+	idx := int32(uint32(g))
+	if idx < 0 || int(idx) >= len(m.rooms.items) || m.rooms.at(idx).gen != uint32(g>>32) || m.rooms.at(idx).sm.State == statemachine.Absent {
+		return nil32
+	}
+	return idx
+}

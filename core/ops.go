@@ -1,0 +1,431 @@
+package core
+
+import (
+	"github.com/terminus-kv/terminus/core/statemachine"
+)
+
+// ready hands a confirmed room with held chunks to the scheduler.
+func (m *Machine) ready(idx int32) {
+	r := m.rooms.at(idx)
+	if r.sm.State == statemachine.Confirmed && r.havePages && r.held > 0 {
+		m.policy.Add(idx, r.peer, r.held, r.priority, m.now)
+	}
+}
+
+// windows adapts the peers' windows to the policy.
+type windows struct{ m *Machine }
+
+// Open implements Windows.
+func (w windows) Open(id PeerID) bool {
+	p := w.m.peer(id)
+	return p.ops < w.m.cfg.Limits.PeerOps && (p.bytes < w.m.cfg.Limits.PeerBytes || p.ops == 0)
+}
+
+// schedule submits ops as far as the windows allow.
+func (m *Machine) schedule() {
+	for m.policy.Len() > 0 {
+		idx, ok := m.policy.Next(m.now, windows{m})
+		if !ok {
+			return
+		}
+		if !m.submit(idx) {
+			m.policy.Remove(idx)
+			m.rooms.at(idx).parked = m.rooms.at(idx).sm.State == statemachine.Confirmed && m.rooms.at(idx).held > 0
+		}
+	}
+}
+
+// unpark gives rooms that waited for a plugin back to the scheduler.
+func (m *Machine) unpark() {
+	m.eachRoom(func(idx int32) {
+		if m.rooms.at(idx).parked {
+			m.rooms.at(idx).parked = false
+			m.ready(idx)
+		}
+	})
+}
+
+// submit cuts one op from the room's held chunks. It returns false when the room cannot submit now: it
+// ended, has nothing, or its backend is not up.
+func (m *Machine) submit(idx int32) bool {
+	r := m.rooms.at(idx)
+	pl := m.plugins[r.backend]
+	if pl == nil || !pl.up {
+		if pl != nil && pl.down {
+			m.end(idx, statemachine.BackendDown, "backend "+m.name(r.backend)+" is down on this engine")
+		}
+		return false
+	}
+	k := r.ranks
+	for k != nil32 && m.ranks.at(k).head == nil32 {
+		k = m.ranks.at(k).next
+	}
+	if k == nil32 || r.sm.State != statemachine.Confirmed {
+		return false
+	}
+	kk := m.ranks.at(k)
+	ci := kk.head
+	c := m.chunks.at(ci)
+	// Identity plan: source rank q writes to destination rank q.
+	pi := m.part(idx, kk.rank, c.ordinal)
+	if pi == nil32 || c.from+c.pages > m.parts.at(pi).pages-m.parts.at(pi).prefix {
+		m.end(idx, statemachine.LengthMismatch, "the source sends more pages than the destination registered")
+		return false
+	}
+	pt := m.parts.at(pi)
+	limit := m.cfg.Limits.OpBytes
+	if pl.maxOp > 0 {
+		limit = min(limit, pl.maxOp)
+	}
+	n := int32(max(1, min(int64(c.pages-c.off), limit/max(c.pageBytes, 1))))
+	start := len(m.out.runs)
+	var took, took2 int32
+	m.out.runs, took = m.cut(m.out.runs, c.runs, c.off, n, m.cfg.Limits.OpRuns)
+	mid := len(m.out.runs)
+	m.out.runs, took2 = m.cut(m.out.runs, pt.runs, pt.prefix+c.from+c.off, took, m.cfg.Limits.OpRuns)
+	if took2 < took { // the destination's list is more fragmented: cut the source's shorter
+		took = took2
+		m.out.runs = m.out.runs[:start]
+		m.out.runs, _ = m.cut(m.out.runs, c.runs, c.off, took, m.cfg.Limits.OpRuns)
+		mid = len(m.out.runs)
+		m.out.runs, _ = m.cut(m.out.runs, pt.runs, pt.prefix+c.from+c.off, took, m.cfg.Limits.OpRuns)
+	}
+	bytes := int64(took) * c.pageBytes
+	m.gens++
+	oi := m.ops.add(op{room: idx, rank: k, next: r.ops, gen: m.gens, backend: r.backend, epoch: pl.epoch, state: opOpen, bytes: bytes, peer: r.peer})
+	r.ops = oi
+	id := OpID(uint64(m.gens)<<32 | uint64(uint32(oi)))
+	e := PluginEffect{
+		Kind: PluginSubmit, Backend: m.name(r.backend), Epoch: pl.epoch, Op: id, S: r.sm.Own, D: r.sm.Pair, Room: r.id,
+		Peer: r.peer, PeerInc: r.sm.Pair.Inc, PeerEpoch: r.epoch, SrcPool: c.pool, DstPool: pt.pool,
+		Source: m.out.runs[start:mid:mid], Destination: m.out.runs[mid:len(m.out.runs):len(m.out.runs)],
+		LayerFrom: c.layerFrom, LayerTo: c.layerTo, Priority: r.priority, Bytes: bytes,
+	}
+	if t := &r.timers[slotTransfer]; t.class != noClock {
+		e.DeadlineIn = max(t.due-m.now, 1)
+	}
+	m.plugin(e)
+
+	c.off += took
+	if c.off == c.pages {
+		kk.head = c.next
+		m.freeRuns(c.runs)
+		m.chunks.del(ci)
+	}
+	r.held -= bytes
+	r.outstanding = true
+	r.sm.Ops.Open++
+	kk.ops.Open++
+	p := m.peer(r.peer)
+	p.ops++
+	p.bytes += bytes
+	m.stats.Ops++
+	m.policy.Charge(r.peer, bytes)
+	m.record(Record{Kind: RecOp, Op: id, Bytes: bytes}, idx)
+	m.step(idx, statemachine.Event{Kind: statemachine.OnSubmit})
+	if r := m.rooms.at(idx); r.held > 0 {
+		m.policy.Add(idx, r.peer, r.held, r.priority, m.now)
+	} else {
+		m.policy.Remove(idx)
+	}
+	m.tell(idx)
+	return true
+}
+
+// tell sends Progress when what the judge must know changed: ops outstanding or not, or an eighth of
+// the stall clock has passed.
+func (m *Machine) tell(idx int32) {
+	r := m.rooms.at(idx)
+	if r.sm.Role != statemachine.Source || r.sm.State != statemachine.Confirmed {
+		return
+	}
+	if r.outstanding == r.told && m.now-r.toldAt < int64(m.cfg.Clocks.Stall)/8 {
+		return
+	}
+	r.told, r.toldAt = r.outstanding, m.now
+	if r.peer == nilPeer {
+		return
+	}
+	m.sendTo(r.peer, Frame{Kind: FrameProgress, Room: r.id, S: r.sm.Own, D: r.sm.Pair, Bytes: r.moved + r.flight, Outstanding: r.outstanding})
+}
+
+// cancel drops the held chunks of an ended source and aborts what a plugin has of it.
+func (m *Machine) cancel(idx int32) {
+	m.policy.Remove(idx)
+	r := m.rooms.at(idx)
+	r.held, r.parked = 0, false
+	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
+		k := m.ranks.at(i)
+		for c := k.head; c != nil32; {
+			n := m.chunks.at(c).next
+			m.freeRuns(m.chunks.at(c).runs)
+			m.chunks.del(c)
+			c = n
+		}
+		k.head, k.tail = nil32, nil32
+	}
+	for o := r.ops; o != nil32; o = m.ops.at(o).next {
+		if oo := m.ops.at(o); oo.state == opOpen {
+			m.plugin(PluginEffect{Kind: PluginAbort, Backend: m.name(oo.backend), Epoch: oo.epoch, Room: r.id, Op: OpID(uint64(oo.gen)<<32 | uint64(uint32(o)))})
+		}
+	}
+}
+
+// opOf resolves an op id; nil32 when the op is known to be quiet, or never was.
+func (m *Machine) opOf(id OpID) int32 {
+	o := int32(uint32(id))
+	if o < 0 || int(o) >= len(m.ops.items) || m.ops.at(o).gen != uint32(id>>32) || m.ops.at(o).state == 0 {
+		return nil32
+	}
+	return o
+}
+
+func (m *Machine) opProgress(e *Event) {
+	o := m.opOf(e.Op)
+	if o == nil32 || m.ops.at(o).state != opOpen {
+		m.stats.Dropped++
+		return
+	}
+	oo := m.ops.at(o)
+	m.heard(oo.peer) // bytes that move prove the peer's life
+	grown := min(e.Bytes, oo.bytes) - oo.progress
+	if grown <= 0 {
+		return // not progress (R9)
+	}
+	oo.progress += grown
+	idx := oo.room
+	r := m.rooms.at(idx)
+	r.flight += grown
+	if r.sm.State == statemachine.Confirmed {
+		m.arm(idx, slotPhase, clkStallSrc)
+		m.tell(idx)
+	}
+}
+
+func (m *Machine) opEnd(e *Event) {
+	o := m.opOf(e.Op)
+	if o == nil32 || m.ops.at(o).state != opOpen {
+		m.stats.Dropped++
+		return
+	}
+	oo := m.ops.at(o)
+	idx := oo.room
+	r, k := m.rooms.at(idx), m.ranks.at(oo.rank)
+	m.leaveWindow(oo)
+	r.sm.Ops.Open--
+	k.ops.Open--
+	r.flight -= oo.progress
+	if e.Quiet {
+		m.freeOp(o)
+	} else {
+		oo.state = opLinger
+		r.sm.Ops.Linger++
+		k.ops.Linger++
+	}
+	r.outstanding = r.sm.Ops.Open > 0
+	m.record(Record{Kind: RecOpEnd, Op: e.Op, End: e.End, Bytes: e.Bytes, Detail: e.Detail}, idx)
+	m.stats.OpEnds[e.End&7]++
+	if e.End == EndDone {
+		r.moved += max(e.Bytes, 0)
+		m.stats.Bytes += max(e.Bytes, 0)
+		m.heard(r.peer)
+		if r.sm.State == statemachine.Confirmed {
+			m.disarm(idx, slotPhase) // progress: whichever clock follows starts anew
+		}
+		m.step(idx, statemachine.Event{Kind: statemachine.OnOps})
+		m.maybeComplete(idx)
+		m.tell(idx)
+		return
+	}
+	why := e.Reason
+	switch {
+	case e.End == EndSkipped:
+		why = statemachine.Skipped
+	case e.End == EndAborted && why == statemachine.None:
+		why = statemachine.Aborted
+	case why == statemachine.None:
+		why = statemachine.TransferFailed
+	}
+	if r.sm.State == statemachine.Confirmed && e.Detail != "" {
+		m.details[idx] = e.Detail
+	}
+	m.step(idx, statemachine.Event{Kind: statemachine.OnOpFailed, Reason: why})
+}
+
+func (m *Machine) leaveWindow(o *op) {
+	p := m.peer(o.peer)
+	p.ops--
+	p.bytes -= o.bytes
+}
+
+// freeOp unlinks an op that is quiet.
+func (m *Machine) freeOp(o int32) {
+	r := m.rooms.at(m.ops.at(o).room)
+	if r.ops == o {
+		r.ops = m.ops.at(o).next
+	} else {
+		i := r.ops
+		for m.ops.at(i).next != o {
+			i = m.ops.at(i).next
+		}
+		m.ops.at(i).next = m.ops.at(o).next
+	}
+	m.ops.del(o)
+}
+
+func (m *Machine) opQuiesced(e *Event) {
+	o := m.opOf(e.Op)
+	if o == nil32 || m.ops.at(o).state != opLinger {
+		m.stats.Dropped++
+		return
+	}
+	idx := m.ops.at(o).room
+	m.rooms.at(idx).sm.Ops.Linger--
+	m.ranks.at(m.ops.at(o).rank).ops.Linger--
+	m.freeOp(o)
+	m.step(idx, statemachine.Event{Kind: statemachine.OnOps})
+}
+
+// maybeComplete raises OnComplete when every rank sent its last and every op is Done.
+func (m *Machine) maybeComplete(idx int32) {
+	r := m.rooms.at(idx)
+	if r.sm.State != statemachine.Confirmed || r.paged != r.size || r.held > 0 || r.sm.Ops.Open > 0 {
+		return
+	}
+	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
+		if m.ranks.at(i).head != nil32 {
+			return
+		}
+	}
+	m.step(idx, statemachine.Event{Kind: statemachine.OnComplete})
+}
+
+// pluginUp: a new epoch serves. Rooms that waited for one go on.
+func (m *Machine) pluginUp(e *Event) {
+	b := m.intern(e.Backend)
+	m.plugins[b] = &plugin{epoch: e.Epoch, up: true, receiverChecked: e.ReceiverChecked, maxOp: e.MaxOpBytes}
+	m.unpark()
+	m.eachRoom(func(idx int32) {
+		if r := m.rooms.at(idx); r.sm.State == statemachine.Registered && r.backend == nil32 {
+			m.resync(idx)
+		}
+	})
+}
+
+// pluginLost: the epoch ended. Ops of it without an end are lost, their rooms end; destinations that
+// are registered with it or bound to it end (R6).
+func (m *Machine) pluginLost(e *Event) {
+	b := m.intern(e.Backend)
+	if pl := m.plugins[b]; pl != nil && pl.epoch == e.Epoch {
+		pl.up = false
+	}
+	m.stats.PluginsLost++
+	for o := range m.ops.items {
+		oo := &m.ops.items[o]
+		if oo.state == 0 || oo.state == opDead || oo.backend != b || oo.epoch != e.Epoch {
+			continue
+		}
+		idx := oo.room
+		r, k := m.rooms.at(idx), m.ranks.at(oo.rank)
+		why := statemachine.None
+		if oo.state == opOpen {
+			m.leaveWindow(oo)
+			r.sm.Ops.Open--
+			k.ops.Open--
+			r.flight -= oo.progress
+			r.outstanding = r.sm.Ops.Open > 0
+			why = statemachine.PluginLost
+		} else {
+			r.sm.Ops.Linger--
+			k.ops.Linger--
+		}
+		oo.state = opDead
+		r.sm.Ops.Dead++
+		k.ops.Dead++
+		if r.sm.State == statemachine.Confirmed && why != statemachine.None && e.Detail != "" {
+			m.details[idx] = e.Detail
+		}
+		m.step(idx, statemachine.Event{Kind: statemachine.OnPluginLost, Reason: why})
+	}
+	m.eachRoom(func(idx int32) {
+		r := m.rooms.at(idx)
+		if r.sm.Role == statemachine.Destination && r.backend == b && r.epoch == e.Epoch {
+			r.grant = noGrant
+			if e.Detail != "" {
+				m.details[idx] = e.Detail
+			}
+			m.step(idx, statemachine.Event{Kind: statemachine.OnPluginLost, Reason: statemachine.PluginLost})
+		}
+	})
+}
+
+// pluginFenced: that epoch is provably gone. Its ops are quiet here, its registered pages are fenced.
+func (m *Machine) pluginFenced(e *Event) {
+	b := m.intern(e.Backend)
+	for o := range m.ops.items {
+		oo := &m.ops.items[o]
+		if oo.state != opDead || oo.backend != b || oo.epoch != e.Epoch {
+			continue
+		}
+		idx := oo.room
+		r, k := m.rooms.at(idx), m.ranks.at(oo.rank)
+		r.sm.Ops.Dead--
+		k.ops.Dead--
+		r.sm.Ops.Lost++
+		k.ops.Lost++
+		m.freeOp(int32(o))
+		m.step(idx, statemachine.Event{Kind: statemachine.OnOps})
+	}
+	m.eachRecord(func(idx int32, r *room) {
+		if r.sm.Role == statemachine.Destination && r.backend == b && r.epoch == e.Epoch {
+			m.step(idx, statemachine.Event{Kind: statemachine.OnPluginFenced})
+		}
+	})
+}
+
+// pluginDown: the backend will not come back by itself. Rooms that wait for it end.
+func (m *Machine) pluginDown(e *Event) {
+	b := m.intern(e.Backend)
+	if pl := m.plugins[b]; pl != nil {
+		pl.up, pl.down = false, true
+	} else {
+		m.plugins[b] = &plugin{down: true}
+	}
+	m.unpark()
+}
+
+// granted: the plugin accepts, or cannot accept, writes of a destination opener.
+func (m *Machine) granted(e *Event) {
+	idx := m.roomOf(e.Grant)
+	if idx == nil32 {
+		m.stats.Dropped++
+		return
+	}
+	r := m.rooms.at(idx)
+	if r.grant != grantAsked {
+		m.stats.Dropped++
+		return
+	}
+	if e.Kind == GrantFailed {
+		r.grant = noGrant
+		m.end(idx, statemachine.TransferFailed, "the plugin cannot open the pages for writing: "+e.Detail)
+		return
+	}
+	r.grant = granted
+	if r.confirmOwed && r.sm.State == statemachine.Bound {
+		r.confirmOwed = false
+		m.sendFrame(idx, &statemachine.Send{Kind: FrameConfirm, S: r.sm.Pair, D: r.sm.Own})
+	}
+}
+
+func (m *Machine) grantEvent(e *Event, kind statemachine.Kind) {
+	idx := m.roomOf(e.Grant)
+	if idx == nil32 {
+		m.stats.Dropped++
+		return
+	}
+	if kind == statemachine.OnRevoked {
+		m.rooms.at(idx).grant = noGrant
+	}
+	m.step(idx, statemachine.Event{Kind: kind, Quiet: e.Quiet})
+}

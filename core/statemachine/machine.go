@@ -1,0 +1,786 @@
+package statemachine
+
+// State is where a room's record stands at one engine. The letters are those of the protocol tables.
+type State uint8
+
+// The states. Absent is the table's "–": no record.
+const (
+	Absent     State = iota
+	Unbound          // source B: open, no pair
+	Offered          // source O: Bound sent, Confirm awaited
+	Confirmed        // source W: the pair is agreed, ops may be submitted
+	Committed        // source C: RankEnd sent, the judge decides
+	Opened           // destination Q: open, no pages
+	Registered       // destination R: pages registered, unbound
+	Bound            // destination W: bound to the pair
+	Ended            // both T: keeps verdict, pair and attempt
+	NumStates
+)
+
+var stateNames = [NumStates]string{"absent", "unbound", "offered", "confirmed", "committed", "opened", "registered", "bound", "ended"}
+
+// String returns the state's public name.
+func (s State) String() string {
+	if s < NumStates {
+		return stateNames[s]
+	}
+	return "invalid"
+}
+
+// Live reports whether the state belongs to an open that has not ended.
+func (s State) Live() bool { return s != Absent && s != Ended }
+
+// Rung is the proof that a bound destination's pages wait for after the end.
+type Rung uint8
+
+// The rungs of the ladder that a record can stand on. Rung 2 (receiver check) runs beside rung 1.
+const (
+	NoRung     Rung = 0
+	Drain      Rung = 1 // Drained from the source engine
+	Fence      Rung = 3 // FencePeer
+	Quarantine Rung = 4 // none can be had; Drained, Revoked and retire still end it
+)
+
+// Counts are the ops of a source record, or of one of its ranks, by what is known of them.
+type Counts struct {
+	Open   int32 // submitted, not ended
+	Linger int32 // ended with quiet=no, Quiesced awaited
+	Dead   int32 // their writer epoch ended first; its means are not yet proven gone
+	Lost   int32 // their writer epoch is proven gone: quiet here, never quiet at the destination
+}
+
+// QuietLocal reports whether no access of the ops can touch the source's pages any more.
+func (c Counts) QuietLocal() bool { return c.Open == 0 && c.Linger == 0 && c.Dead == 0 }
+
+// QuietRemote reports whether no access of the ops can land at the destination any more. A dead
+// writer is no proof of that.
+func (c Counts) QuietRemote() bool { return c.QuietLocal() && c.Lost == 0 }
+
+// Record is one engine's record of one open of a room. It is comparable and holds no pointer.
+type Record struct {
+	Role   Role
+	State  State
+	Reason Reason // of an Ended record
+	ByPeer bool   // the reason came from the counterpart
+
+	Admitted bool // false: accepted, waiting for admission at this engine
+	Started  bool // the first op was submitted (source) or reported (destination)
+	Armed    bool // the room holds pages
+	RankQuiet,
+	SourceEnded bool // source: RankEnd said quiet=yes; destination: s will submit nothing any more
+	DrainedSent bool
+
+	Own, Pair Opener
+	Att       uint64
+	Ops       Counts    // source
+	Pages     Residency // destination; of a source it is SourceResidency
+	Rung      Rung      // destination
+}
+
+// Status is the KVPoll word of the record: a pure function of it.
+func (r *Record) Status() KVPoll {
+	switch r.State {
+	case Confirmed, Bound:
+		if r.Started {
+			return Transferring
+		}
+		return WaitingForInput
+	case Committed:
+		return Transferring
+	case Ended:
+		if r.Reason == Success {
+			return Succeeded
+		}
+		return Failed
+	}
+	return Bootstrapping
+}
+
+// SourceResidency is the residency of pages that a source record, or one rank of it, has handed over.
+func SourceResidency(s State, armed bool, c Counts) Residency {
+	switch {
+	case !armed:
+		return NoPages
+	case s != Committed && s != Ended:
+		return Armed
+	case !c.QuietLocal():
+		if s == Committed {
+			return Armed
+		}
+		return Quiescing
+	case c.Lost > 0:
+		return Fenced
+	}
+	return Quiet
+}
+
+// FrameKind is the kind of a peer frame that concerns a room. P is the source engine, D the
+// destination engine.
+type FrameKind uint8
+
+// The room frames of the protocol.
+const (
+	FrameQueued       FrameKind = iota + 1 // D→P: the destination is open and waits for memory
+	FrameRegister                          // D→P: pages are registered; asks P to bind
+	FrameBound                             // P→D: offer of the pair (s, d)
+	FrameConfirm                           // D→P: the pair is agreed; P may submit
+	FrameProgress                          // P→D: bytes so far, and whether ops are outstanding
+	FrameRankEnd                           // P→D: every rank of P sent its last; carries Commit's aux when P hosts rank 0
+	FrameVerdict                           // D→P: the judge's word on (s, d)
+	FrameAbort                             // both ways: S or D may be zero, see the protocol
+	FrameDrained                           // P→D: no access of s can land in d's pages any more
+	FrameReady                             // groups: D_j→D_1 vote; reserved, refused until groups span engines
+	FrameGroupVerdict                      // groups: D_1→D_j; reserved
+	FrameGroupAbort                        // groups: D_j↔D_1; reserved
+	NumFrameKinds
+)
+
+var frameNames = [NumFrameKinds]string{"", "Queued", "Register", "Bound", "Confirm", "Progress", "RankEnd", "Verdict", "Abort", "Drained", "Ready", "GroupVerdict", "GroupAbort"}
+
+// String returns the frame's name in the protocol.
+func (k FrameKind) String() string {
+	if k > 0 && k < NumFrameKinds {
+		return frameNames[k]
+	}
+	return "invalid"
+}
+
+// Outcome is the judge's word in a Verdict.
+type Outcome uint8
+
+// Outcomes of a Verdict frame.
+const (
+	JudgeSuccess Outcome = iota + 1
+	JudgeFailed
+	JudgeUnknown // the judge holds no record of d: never "failed"
+)
+
+// Kind is the kind of an event.
+type Kind uint8
+
+// Events. The frames come from the counterpart; all else is local.
+const (
+	OnOpen         Kind = iota // Role, Own, Att, Marked, Admitted, D (source: a placeholder of this attempt)
+	OnAdmit                    // a record that waited is admitted; D as in OnOpen
+	OnPages                    // destination: the worker registered pages
+	OnSend                     // source: the worker handed over pages (armed)
+	OnSubmit                   // source: an op was submitted (Counts moved by the caller)
+	OnOps                      // source: the caller moved Counts
+	OnOpFailed                 // source: an op ended badly; Reason
+	OnComplete                 // source: every rank sent its last and every op is Done
+	OnAbort                    // the worker, or an operator, aborts
+	OnClock                    // a clock of a live record expired; Reason
+	OnWorkerLost               // the worker is gone
+	OnPluginLost               // the plugin epoch that holds the record's ops or pages ended
+	OnPeerDead                 // the counterpart's incarnation is dead by clock or proof
+	OnHelloNewer               // the counterpart came back with a newer incarnation
+	OnDrainClock               // destination, Ended: the rung's clock expired
+	OnFenced                   // destination, Ended: FencePeer answered; Quiet
+	OnRevoked                  // destination, Ended: the plugin refuses d for good; Quiet
+	OnPluginFenced             // destination: the plugin epoch of the pages is provably gone
+	OnFrame                    // Frame and its fields
+	NumKinds
+)
+
+// Event is one input of Step.
+type Event struct {
+	Kind     Kind
+	Role     Role
+	Frame    FrameKind
+	Outcome  Outcome
+	Reason   Reason
+	Marked   bool
+	Admitted bool
+	Quiet    bool
+	Complete bool // RankEnd: rule R11 holds
+	OwnInc   bool // frame for a record that is absent: S is of this engine's incarnation
+	Own      Opener
+	S, D     Opener
+	Att      uint64
+}
+
+// Send is one frame that Step asks for.
+type Send struct {
+	Kind    FrameKind
+	Outcome Outcome
+	Reason  Reason
+	Quiet   bool
+	S, D    Opener
+	Att     uint64
+}
+
+// Do is a set of actions that Step asks for.
+type Do uint16
+
+// Actions.
+const (
+	DoSubmit          Do = 1 << iota // release the held chunks to the scheduler
+	DoCancel                         // drop held chunks, abort submitted ops
+	DoMark                           // remember that the attempt was aborted (abort mark of Att)
+	DoPlaceholder                    // remember the registered destination D of Att
+	DoDropPlaceholder                // forget the placeholder D
+	DoRevoke                         // withdraw the grant of the pages
+	DoFence                          // ask the plugin to fence the source's writer epochs
+	DoDrop                           // the event changed nothing: count it
+)
+
+// Out is what Step asks the caller to do.
+type Out struct {
+	N     int
+	Sends [3]Send
+	Do    Do
+}
+
+func (o *Out) send(s Send) {
+	o.Sends[o.N] = s
+	o.N++
+}
+
+// Step is the transition function: total over (state, event). It returns the new record; the caller
+// carries out what it asks for. An absent record stays absent unless the event is OnOpen.
+func Step(r Record, e Event) (Record, Out) {
+	var o Out
+	switch e.Kind {
+	case OnOpen:
+		r = Record{Role: e.Role, Own: e.Own, Att: e.Att, Admitted: e.Admitted}
+		switch {
+		case e.Marked:
+			r.Admitted = true
+			r.State, r.Reason, r.ByPeer = Ended, PeerAborted, true
+		case r.Role == Destination:
+			r.State = Opened
+		default:
+			r.State = Unbound
+			r.offer(e.D, &o)
+		}
+	case OnAdmit:
+		if r.State.Live() && !r.Admitted {
+			r.Admitted = true
+			switch r.State {
+			case Unbound:
+				r.offer(e.D, &o)
+			case Opened:
+				if r.Armed { // the pages were registered while it waited
+					r.register(&o)
+				}
+			}
+		} else {
+			o.Do |= DoDrop
+		}
+	default:
+		if r.Role == Source {
+			r.source(e, &o)
+		} else {
+			r.destination(e, &o)
+		}
+	}
+	return r, o
+}
+
+// offer binds an admitted unbound source to the destination d of its attempt.
+func (r *Record) offer(d Opener, o *Out) {
+	if d.IsZero() || !r.Admitted {
+		return
+	}
+	r.State, r.Pair = Offered, d
+	o.Do |= DoDropPlaceholder
+	o.send(Send{Kind: FrameBound, S: r.Own, D: d, Att: r.Att})
+}
+
+func (r *Record) register(o *Out) {
+	r.State, r.Pages = Registered, Armed
+	o.send(Send{Kind: FrameRegister, D: r.Own, Att: r.Att})
+}
+
+func (r *Record) drained() bool { return r.State == Ended && r.Ops.QuietRemote() }
+
+// endSource is the table's endS. A local cause is announced; the end caused by the counterpart is
+// only answered.
+func (r *Record) endSource(why Reason, local bool, o *Out) {
+	r.State, r.Reason, r.ByPeer = Ended, why, !local
+	o.Do |= DoCancel
+	if local {
+		o.send(Send{Kind: FrameAbort, S: r.Own, D: r.Pair, Att: r.Att, Reason: why})
+	}
+	r.answerEnd(!local, o)
+}
+
+// answerEnd tells D what it waits for: Drained once it is true, else that s has ended.
+func (r *Record) answerEnd(abort bool, o *Out) {
+	switch {
+	case r.Pair.IsZero():
+	case r.drained():
+		r.DrainedSent = true
+		o.send(Send{Kind: FrameDrained, S: r.Own, D: r.Pair})
+	case abort:
+		o.send(Send{Kind: FrameAbort, S: r.Own, D: r.Pair, Att: r.Att, Reason: r.Reason})
+	}
+}
+
+// cause is the reason under which the counterpart's end is recorded here: its own, except that its
+// worker's abort is the peer's.
+func cause(r Reason) Reason {
+	switch r {
+	case None, Success, Aborted:
+		return PeerAborted
+	}
+	return r
+}
+
+// source is every row of the tables at P.
+func (r *Record) source(e Event, o *Out) {
+	switch e.Kind {
+	case OnSend:
+		if r.State.Live() && r.State != Committed {
+			r.Armed = true
+		}
+	case OnSubmit:
+		if r.State == Confirmed {
+			r.Started = true
+		}
+	case OnOps:
+		r.opsMoved(o)
+	case OnComplete:
+		if r.State == Confirmed {
+			r.State, r.Started, r.RankQuiet = Committed, true, r.Ops.QuietRemote()
+			o.send(Send{Kind: FrameRankEnd, S: r.Own, D: r.Pair, Quiet: r.RankQuiet})
+		}
+	case OnOpFailed:
+		if r.State == Confirmed {
+			r.endSource(e.Reason, true, o)
+		} else {
+			r.opsMoved(o)
+		}
+	case OnPluginLost:
+		// A Done with quiet=no whose writer died is never drained; RankEnd says quiet=no.
+		if r.State == Confirmed && e.Reason != None {
+			r.endSource(e.Reason, true, o)
+		} else {
+			r.opsMoved(o)
+		}
+	case OnAbort:
+		switch r.State {
+		case Unbound, Offered, Confirmed:
+			r.endSource(Aborted, true, o)
+		case Committed: // past the point of no return: a request to the judge
+			o.send(Send{Kind: FrameAbort, S: r.Own, D: r.Pair, Att: r.Att, Reason: Aborted})
+		default:
+			o.Do |= DoDrop
+		}
+	case OnClock:
+		switch r.State {
+		case Unbound, Offered, Confirmed:
+			r.endSource(e.Reason, true, o)
+		case Committed:
+			r.unknown(o)
+		default:
+			o.Do |= DoDrop
+		}
+	case OnWorkerLost:
+		switch r.State {
+		case Unbound, Offered, Confirmed:
+			r.endSource(WorkerLost, true, o)
+		}
+	case OnPeerDead, OnHelloNewer:
+		switch r.State {
+		case Offered, Confirmed:
+			// Nothing is announced: the old incarnation cannot hear, and one that comes back the same
+			// asks by Resync.
+			r.State, r.Reason = Ended, PeerLost
+			o.Do |= DoCancel
+		case Committed:
+			r.unknown(o)
+		}
+	case OnFrame:
+		r.sourceFrame(e, o)
+	default:
+		o.Do |= DoDrop
+	}
+}
+
+// unknown ends a committed source whose verdict cannot be had.
+func (r *Record) unknown(o *Out) {
+	r.State, r.Reason = Ended, OutcomeUnknown
+	if !r.RankQuiet {
+		r.answerEnd(false, o)
+	}
+}
+
+// opsMoved announces that an ended source is drained, once.
+func (r *Record) opsMoved(o *Out) {
+	if !r.drained() || r.DrainedSent || r.Pair.IsZero() {
+		return
+	}
+	if (r.Reason == Success || r.Reason == OutcomeUnknown) && r.RankQuiet {
+		return // RankEnd already said so
+	}
+	r.DrainedSent = true
+	o.send(Send{Kind: FrameDrained, S: r.Own, D: r.Pair})
+}
+
+func (r *Record) sourceFrame(e Event, o *Out) {
+	placeholder := func() { o.Do |= DoPlaceholder }
+	switch e.Frame {
+	case FrameQueued:
+		if r.State != Unbound && r.State != Offered {
+			o.Do |= DoDrop
+		}
+	case FrameRegister:
+		switch r.State {
+		case Absent:
+			placeholder()
+		case Unbound:
+			if e.Att == r.Att && r.Admitted {
+				r.offer(e.D, o)
+			} else {
+				placeholder()
+			}
+		case Offered, Confirmed:
+			if e.D == r.Pair {
+				o.send(Send{Kind: FrameBound, S: r.Own, D: r.Pair, Att: r.Att})
+			} else {
+				r.endSource(PeerSuperseded, false, o)
+				placeholder()
+			}
+		case Committed:
+			if e.D == r.Pair {
+				o.send(Send{Kind: FrameBound, S: r.Own, D: r.Pair, Att: r.Att})
+			} else {
+				placeholder()
+			}
+		case Ended:
+			switch {
+			case e.D == r.Pair:
+				o.send(Send{Kind: FrameAbort, S: r.Own, D: r.Pair, Att: r.Att, Reason: r.Reason})
+				r.answerEnd(false, o)
+			case r.Pair.IsZero() && e.Att == r.Att:
+				r.Pair = e.D
+				o.send(Send{Kind: FrameAbort, S: r.Own, D: r.Pair, Att: r.Att, Reason: r.Reason})
+			default:
+				placeholder()
+			}
+		}
+	case FrameConfirm:
+		switch r.State {
+		case Offered:
+			if e.D == r.Pair {
+				r.State = Confirmed
+				o.Do |= DoSubmit
+			} else {
+				o.Do |= DoDrop
+			}
+		case Ended:
+			if e.D != r.Pair {
+				o.Do |= DoDrop
+				break
+			}
+			o.send(Send{Kind: FrameAbort, S: r.Own, D: r.Pair, Att: r.Att, Reason: r.Reason})
+			r.answerEnd(false, o)
+		case Absent:
+			o.send(Send{Kind: FrameAbort, S: e.S, D: e.D, Reason: StaleRoom})
+			if e.OwnInc {
+				o.send(Send{Kind: FrameDrained, S: e.S, D: e.D})
+			}
+		default:
+			o.Do |= DoDrop
+		}
+	case FrameVerdict:
+		o.Do |= DoDropPlaceholder
+		r.verdict(e, o)
+	case FrameAbort: // Abort(d), D unbound
+		o.Do |= DoDropPlaceholder
+		switch r.State {
+		case Unbound:
+			if e.Att == r.Att {
+				r.Pair = e.D
+				r.endSource(cause(e.Reason), false, o)
+			} else {
+				o.Do |= DoDrop
+			}
+		case Offered:
+			if e.D == r.Pair {
+				r.endSource(cause(e.Reason), false, o)
+			} else {
+				o.Do |= DoDrop
+			}
+		case Ended:
+			switch {
+			case e.D == r.Pair:
+				o.Do |= DoDrop
+			case r.Pair.IsZero() && e.Att == r.Att:
+				r.Pair = e.D
+			default:
+				o.Do |= DoMark
+			}
+		case Absent:
+			o.Do |= DoMark
+		default:
+			o.Do |= DoDrop
+		}
+	default:
+		o.Do |= DoDrop
+	}
+}
+
+// verdict is the three Verdict rows at P.
+func (r *Record) verdict(e Event, o *Out) {
+	if r.State == Absent {
+		// A record is evicted only when no op of it is unquiet, so an absent one is drained, if it was
+		// of this incarnation. An older incarnation is never answered: its orphans may still write.
+		if e.Outcome != JudgeSuccess && e.OwnInc {
+			o.send(Send{Kind: FrameDrained, S: e.S, D: e.D})
+		} else {
+			o.Do |= DoDrop
+		}
+		return
+	}
+	if e.D != r.Pair {
+		o.Do |= DoDrop
+		return
+	}
+	switch {
+	case r.State == Ended && e.Outcome != JudgeSuccess:
+		r.answerEnd(true, o)
+	case r.State == Committed && e.Outcome == JudgeSuccess:
+		r.State, r.Reason = Ended, Success
+		if !r.RankQuiet {
+			r.answerEnd(false, o)
+		}
+	case r.State == Committed && e.Outcome == JudgeUnknown:
+		r.unknown(o)
+	case (r.State == Offered || r.State == Confirmed) && e.Outcome == JudgeUnknown:
+		r.endSource(PeerLost, false, o)
+	case (r.State == Offered || r.State == Confirmed || r.State == Committed) && e.Outcome == JudgeFailed:
+		r.endSource(cause(e.Reason), false, o)
+	default:
+		o.Do |= DoDrop
+	}
+}
+
+// endDestination is the table's endD.
+func (r *Record) endDestination(why Reason, local bool, o *Out) {
+	bound := r.State == Bound
+	r.State, r.Reason, r.ByPeer = Ended, why, !local
+	switch {
+	case !r.Armed:
+	case bound:
+		r.Pages, r.Rung = Quiescing, Drain
+		o.Do |= DoRevoke
+	default: // no Confirm was sent
+		r.Pages = Quiet
+		o.Do |= DoRevoke
+	}
+	switch {
+	case !local:
+	case bound:
+		o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: why, S: r.Pair, D: r.Own})
+	default:
+		o.send(Send{Kind: FrameAbort, D: r.Own, Att: r.Att, Reason: why})
+	}
+}
+
+// quiet takes the pages off the ladder.
+func (r *Record) quiet(to Residency) {
+	r.Pages, r.Rung = to, NoRung
+}
+
+// own is the verdict that an ended destination repeats to s: its own for its pair, else Failed.
+func (r *Record) own(s Opener) Send {
+	v := Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: r.Reason, S: s, D: r.Own}
+	if s != r.Pair {
+		v.Reason = StaleRoom
+	} else if r.Reason == Success {
+		v.Outcome = JudgeSuccess
+	}
+	return v
+}
+
+// Repeat is the verdict that Resync re-sends for an ended destination whose pages are not quiet.
+func (r *Record) Repeat() Send { return r.own(r.Pair) }
+
+// destination is every row of the tables at D.
+func (r *Record) destination(e Event, o *Out) {
+	end := func(why Reason) {
+		if r.State.Live() {
+			r.endDestination(why, true, o)
+		} else {
+			o.Do |= DoDrop
+		}
+	}
+	switch e.Kind {
+	case OnPages:
+		if r.State == Opened && !r.Armed {
+			r.Armed = true
+			if e.Admitted && r.Admitted {
+				r.register(o)
+			} else {
+				r.Admitted = false
+			}
+		} else {
+			o.Do |= DoDrop
+		}
+	case OnAbort:
+		end(Aborted)
+	case OnClock, OnPluginLost:
+		end(e.Reason)
+	case OnWorkerLost:
+		if r.State.Live() {
+			end(WorkerLost)
+		}
+	case OnPeerDead, OnHelloNewer:
+		switch r.State {
+		case Bound:
+			r.endDestination(PeerLost, false, o)
+			r.ByPeer = false
+			r.SourceEnded = e.Kind == OnHelloNewer
+		case Ended:
+			r.SourceEnded = r.SourceEnded || e.Kind == OnHelloNewer
+			r.askFence(o)
+		}
+	case OnDrainClock:
+		if r.State != Ended {
+			break
+		}
+		switch r.Rung {
+		case Drain:
+			r.Rung = Fence
+			r.askFence(o)
+		case Fence:
+			r.Rung, r.Pages = Quarantine, Quarantined
+		}
+	case OnFenced:
+		switch {
+		case r.State != Ended || r.Rung == NoRung:
+		case e.Quiet && r.SourceEnded:
+			r.quiet(Quiet)
+		case r.Rung == Fence:
+			r.Rung, r.Pages = Quarantine, Quarantined
+		}
+	case OnRevoked:
+		if r.State == Ended && r.Rung != NoRung && e.Quiet {
+			r.quiet(Quiet)
+		}
+	case OnPluginFenced:
+		if r.State == Ended && r.Rung != NoRung {
+			r.quiet(Fenced)
+		}
+	case OnFrame:
+		r.destinationFrame(e, o)
+	default:
+		o.Do |= DoDrop
+	}
+}
+
+// askFence asks for rung 3 once it can be a proof: the source engine said "ended".
+func (r *Record) askFence(o *Out) {
+	if r.Rung == Fence && r.SourceEnded {
+		o.Do |= DoFence
+	}
+}
+
+func (r *Record) destinationFrame(e Event, o *Out) {
+	switch e.Frame {
+	case FrameBound:
+		switch r.State {
+		case Registered:
+			r.State, r.Pair = Bound, e.S
+			o.send(Send{Kind: FrameConfirm, S: e.S, D: r.Own})
+		case Bound:
+			if e.S == r.Pair {
+				o.send(Send{Kind: FrameConfirm, S: e.S, D: r.Own})
+			} else {
+				r.endDestination(PeerSuperseded, false, o)
+				o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: PeerSuperseded, S: e.S, D: r.Own})
+			}
+		case Ended:
+			o.send(r.own(e.S))
+		case Absent:
+			o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: e.D})
+		default:
+			o.Do |= DoDrop
+		}
+	case FrameProgress:
+		if r.State == Bound && e.S == r.Pair {
+			r.Started = true
+		} else {
+			o.Do |= DoDrop
+		}
+	case FrameRankEnd:
+		switch r.State {
+		case Registered:
+			o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: r.Own})
+		case Bound:
+			switch {
+			case e.S != r.Pair:
+				o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: r.Own})
+			case !e.Complete:
+				r.endDestination(LengthMismatch, true, o)
+			default:
+				r.State, r.Reason, r.Started = Ended, Success, true
+				if e.Quiet || !r.Armed {
+					r.quiet(Quiet)
+				} else {
+					r.Pages, r.Rung = Quiescing, Drain
+				}
+				o.Do |= DoRevoke
+				o.send(r.own(e.S))
+			}
+		case Ended:
+			o.send(r.own(e.S))
+		case Absent:
+			o.send(Send{Kind: FrameVerdict, Outcome: JudgeUnknown, S: e.S, D: e.D})
+		default:
+			o.Do |= DoDrop
+		}
+	case FrameAbort:
+		r.aborted(e, o)
+	case FrameDrained:
+		switch {
+		case r.State == Bound && e.S == r.Pair:
+			r.endDestination(PeerAborted, false, o)
+			r.SourceEnded = true
+			r.quiet(Quiet)
+		case r.State == Ended && e.S == r.Pair && r.Rung != NoRung:
+			r.SourceEnded = true
+			r.quiet(Quiet)
+		default:
+			o.Do |= DoDrop
+		}
+	default:
+		o.Do |= DoDrop
+	}
+}
+
+// aborted is the three Abort rows at D: (s,d), (s,0) and (0,d).
+func (r *Record) aborted(e Event, o *Out) {
+	switch {
+	case !e.S.IsZero() && !e.D.IsZero():
+		switch {
+		case r.State == Registered:
+			r.endDestination(cause(e.Reason), false, o)
+		case r.State == Bound && e.S == r.Pair:
+			r.endDestination(cause(e.Reason), false, o)
+			r.SourceEnded = true
+		case r.State == Ended && e.S == r.Pair:
+			r.SourceEnded = true
+			r.askFence(o)
+		default:
+			o.Do |= DoDrop
+		}
+	case !e.S.IsZero():
+		switch {
+		case (r.State == Opened || r.State == Registered) && e.Att == r.Att:
+			r.endDestination(cause(e.Reason), false, o)
+		case r.State == Bound, r.State == Ended && e.Att == r.Att:
+			o.Do |= DoDrop
+		default:
+			o.Do |= DoMark
+		}
+	default:
+		if r.State == Registered {
+			r.endDestination(StaleRoom, false, o)
+		} else {
+			o.Do |= DoDrop
+		}
+	}
+}

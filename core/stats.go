@@ -1,0 +1,50 @@
+package core
+
+import "github.com/terminus-kv/terminus/core/statemachine"
+
+// Stats are counters since the start; they only grow.
+type Stats struct {
+	Enter           [3][statemachine.NumStates]uint64 // records by role that entered a state
+	Verdicts        [3][statemachine.NumReasons]uint64
+	FramesIn        [statemachine.NumFrameKinds]uint64
+	FramesOut       [statemachine.NumFrameKinds]uint64
+	Unsent          uint64 // frames not sent because the link is not ready; Resync makes up for them
+	Dropped         uint64 // late or impossible events that changed nothing
+	Refused         uint64 // worker requests refused
+	Ops             uint64
+	OpEnds          [8]uint64 // by EndKind
+	Bytes           int64     // of ops that are Done
+	PluginsLost     uint64
+	PeersDead       uint64
+	InflightEntered uint64 // source rooms that handed over their first page
+	InflightLeft    uint64 // of those, ended
+	Evicted         uint64
+}
+
+// Counts is what the core holds now. At idle, when every room has been released and forgotten, all of
+// it is zero: conservation.
+type Counts struct {
+	Records, Live, Waiting, Queued, Inflight      int
+	Ranks, Parts, Cursors, Chunks, Ops, RunBlocks int
+	WindowOps, WindowBytes, Pinned                int64
+	Marks, Placeholders, Aux, Details             int
+}
+
+// Counts returns what the core holds.
+func (m *Machine) Counts() Counts {
+	c := Counts{
+		Records: m.rooms.used(), Live: int(m.live), Waiting: int(m.queued), Queued: m.policy.Len(),
+		Inflight: int(m.stats.InflightEntered - m.stats.InflightLeft),
+		Ranks:    m.ranks.used(), Parts: m.parts.used(), Cursors: m.cursors.used(), Chunks: m.chunks.used(),
+		Ops: m.ops.used(), RunBlocks: m.runs.used(), Pinned: m.pinned,
+		Marks: len(m.marks), Placeholders: len(m.placeholders), Aux: len(m.aux), Details: len(m.details),
+	}
+	for i := range m.peers {
+		c.WindowOps += int64(m.peers[i].ops)
+		c.WindowBytes += m.peers[i].bytes
+	}
+	return c
+}
+
+// Stats returns the counters.
+func (m *Machine) Stats() Stats { return m.stats }

@@ -1,0 +1,268 @@
+package core
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/terminus-kv/terminus/core/statemachine"
+)
+
+// View is what an operator sees of one record. Ages are of core time.
+type View struct {
+	Room             int64
+	Role             statemachine.Role
+	State            statemachine.State
+	Status           statemachine.KVPoll
+	Residency        statemachine.Residency
+	Rung             statemachine.Rung
+	Reason           statemachine.Reason
+	ByPeer           bool
+	Detail           string
+	Admitted         bool
+	Own, Pair        statemachine.Opener
+	Attempt          uint64
+	Peer             PeerID // -1: not known yet
+	PeerNode         string
+	PeerReady        bool
+	PeerSilent       time.Duration // since the peer was last heard
+	Group, PeerGroup string
+	Backend          string
+	Epoch            uint32
+	Ranks, Size      int
+	Paged            int // ranks that registered, or sent their last
+	Age, Since       time.Duration
+	Total, Moved     int64
+	Held             int64
+	Ops              statemachine.Counts
+	GrantPending     bool
+	Clock            string // of the clock that ends the state first; empty: none
+	Remaining        time.Duration
+	Released         bool
+}
+
+// Rooms calls fn for every record, ended ones that are remembered included, until it returns false.
+// Only the owner goroutine may call it.
+func (m *Machine) Rooms(fn func(*View) bool) {
+	for i := range m.rooms.items {
+		if m.rooms.items[i].sm.State == statemachine.Absent {
+			continue
+		}
+		v := m.view(int32(i))
+		if !fn(&v) {
+			return
+		}
+	}
+}
+
+// Room returns the records of a room, sources first, the newest open first.
+func (m *Machine) Room(id int64) []View {
+	var out []View
+	for _, role := range []statemachine.Role{statemachine.Source, statemachine.Destination} {
+		for i := m.head(roomKey{id, role}); i != nil32; i = m.rooms.at(i).next {
+			out = append(out, m.view(i))
+		}
+	}
+	return out
+}
+
+func (m *Machine) view(idx int32) View {
+	r := m.rooms.at(idx)
+	v := View{
+		Room: r.id, Role: r.sm.Role, State: r.sm.State, Status: r.sm.Status(), Rung: r.sm.Rung, Reason: r.sm.Reason,
+		ByPeer: r.sm.ByPeer, Detail: m.details[idx], Admitted: r.sm.Admitted, Own: r.sm.Own, Pair: r.sm.Pair, Attempt: r.sm.Att,
+		Peer: r.peer, Group: m.name(r.group), PeerGroup: m.name(r.peerGroup), Backend: m.name(r.backend), Epoch: r.epoch,
+		Ranks: int(r.joined), Size: int(r.size), Paged: int(r.paged), Age: time.Duration(m.now - r.opened), Since: time.Duration(m.now - r.since),
+		Total: r.total, Moved: r.moved + r.flight, Held: r.held, Ops: r.sm.Ops, GrantPending: r.grant == grantAsked,
+	}
+	if r.peer != nilPeer {
+		p := m.peer(r.peer)
+		v.PeerNode, v.PeerReady = p.node, p.ready
+		if p.known {
+			v.PeerSilent = time.Duration(m.now - p.heard)
+		}
+	}
+	if r.sm.Role == statemachine.Source {
+		v.Residency = statemachine.SourceResidency(r.sm.State, r.sm.Armed, r.sm.Ops)
+	} else if v.Residency = r.sm.Pages; v.Residency == statemachine.NoPages && r.sm.Armed {
+		v.Residency = statemachine.Armed
+	}
+	v.Released = true
+	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
+		v.Released = v.Released && m.ranks.at(i).done
+	}
+	if v.Released && r.sm.State == statemachine.Ended && v.Residency.Reusable() {
+		v.Residency = statemachine.Released
+	}
+	for s := range r.timers {
+		t := &r.timers[s]
+		if t.class == noClock || t.class == clkTombstone {
+			continue
+		}
+		if left := time.Duration(t.due - m.now); v.Clock == "" || left < v.Remaining {
+			v.Clock, v.Remaining = t.class.String(), left
+		}
+	}
+	return v
+}
+
+// Why explains a record in one sentence: state, since when, waiting on whom, what happens when.
+func (v *View) Why() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "room %d (%s) ", v.Room, v.Role)
+	peer := v.PeerNode
+	if peer == "" {
+		peer = "its peer"
+	}
+	if v.State == statemachine.Ended {
+		fmt.Fprintf(&b, "ended %s ago: %s", round(v.Since), v.Status)
+		if v.Reason != statemachine.Success {
+			fmt.Fprintf(&b, " (%s)", v.Reason)
+		}
+		if v.Reason != statemachine.Success {
+			fmt.Fprintf(&b, ": %s", strings.TrimSuffix(v.Reason.Doc(), "."))
+		}
+		if v.ByPeer && v.PeerNode != "" {
+			fmt.Fprintf(&b, "; the cause came from %s", v.PeerNode)
+		}
+		if v.Detail != "" && !strings.HasPrefix(v.Detail, "said by ") {
+			fmt.Fprintf(&b, "; detail: %s", v.Detail)
+		}
+		switch {
+		case v.Residency == statemachine.Released:
+			b.WriteString("; its pages were released")
+		case v.Residency.Reusable():
+			fmt.Fprintf(&b, "; its pages are %s, the worker may release them", v.Residency)
+		case v.Residency == statemachine.Quarantined:
+			b.WriteString("; its pages are quarantined: no proof yet that nothing can write to them (rung 4)")
+		default:
+			fmt.Fprintf(&b, "; its pages are %s", v.Residency)
+			switch {
+			case v.Role == statemachine.Source:
+				fmt.Fprintf(&b, ": %d operations are not quiet yet", v.Ops.Open+v.Ops.Linger+v.Ops.Dead)
+			case v.Rung == statemachine.Drain:
+				fmt.Fprintf(&b, ": waiting for %s to say drained (rung 1)", peer)
+			case v.Rung == statemachine.Fence:
+				fmt.Fprintf(&b, ": waiting for the plugin to fence %s (rung 3)", peer)
+			}
+			v.clock(&b, "the next rung is tried")
+		}
+		return b.String() + "."
+	}
+	fmt.Fprintf(&b, "is %s for %s", v.Status, round(v.Since))
+	switch {
+	case !v.Admitted:
+		b.WriteString(", waiting for admission at this engine")
+	case v.State == statemachine.Unbound && v.Clock == "peer_queued":
+		fmt.Fprintf(&b, ", waiting for the destination worker at %s, which waits for memory", peer)
+	case v.State == statemachine.Unbound:
+		b.WriteString(", waiting for a destination to register pages")
+	case v.State == statemachine.Offered:
+		fmt.Fprintf(&b, ", waiting for %s to confirm the pair", peer)
+	case v.State == statemachine.Opened && v.Paged > 0:
+		fmt.Fprintf(&b, ", waiting for pages of %d more ranks", v.Size-v.Paged)
+	case v.State == statemachine.Opened:
+		b.WriteString(", waiting for its own worker to register pages")
+	case v.State == statemachine.Registered && v.Backend == "" && v.PeerNode == "":
+		fmt.Fprintf(&b, ", waiting for group %q to appear", v.PeerGroup)
+	case v.State == statemachine.Registered && v.Backend == "":
+		b.WriteString(", waiting for a transfer backend")
+	case v.State == statemachine.Registered:
+		fmt.Fprintf(&b, ", registered, waiting for the source worker at %s to open the room", peer)
+	case v.State == statemachine.Bound && v.GrantPending:
+		fmt.Fprintf(&b, ", waiting for plugin %s to open the pages for writing", v.Backend)
+	case v.State == statemachine.Bound && v.Clock == "input":
+		fmt.Fprintf(&b, ", bound to %s, waiting for the source to send (%s of %s arrived)", peer, size(v.Moved), size(v.Total))
+	case v.State == statemachine.Bound:
+		fmt.Fprintf(&b, ", receiving from %s by %s (%s of %s)", peer, v.Backend, size(v.Moved), size(v.Total))
+	case v.State == statemachine.Confirmed && v.Ops.Open > 0:
+		fmt.Fprintf(&b, ", %d operations outstanding in plugin %s towards %s (%s of %s done)", v.Ops.Open, v.Backend, peer, size(v.Moved), size(v.Total))
+	case v.State == statemachine.Confirmed && v.Held > 0:
+		fmt.Fprintf(&b, ", %s held by the window towards %s or by a restarting plugin", size(v.Held), peer)
+	case v.State == statemachine.Confirmed:
+		fmt.Fprintf(&b, ", bound to %s, waiting for its own worker to send", peer)
+	case v.State == statemachine.Committed:
+		fmt.Fprintf(&b, ", everything sent, waiting for the verdict of %s", peer)
+	}
+	if v.PeerNode != "" && !v.PeerReady {
+		fmt.Fprintf(&b, " (the link to %s is down, silent for %s)", v.PeerNode, round(v.PeerSilent))
+	}
+	v.clock(&b, "it fails")
+	return b.String() + "."
+}
+
+func (v *View) clock(b *strings.Builder, what string) {
+	if v.Clock != "" {
+		fmt.Fprintf(b, "; %s in %s by the %s clock", what, round(v.Remaining), v.Clock)
+	}
+}
+
+func round(d time.Duration) string {
+	switch {
+	case d >= 10*time.Second:
+		return d.Round(time.Second).String()
+	case d >= time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Millisecond).String()
+}
+
+func size(n int64) string {
+	for _, u := range []struct {
+		n    int64
+		name string
+	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
+		if n >= u.n {
+			return fmt.Sprintf("%.1f %s", float64(n)/float64(u.n), u.name)
+		}
+	}
+	return fmt.Sprintf("%d B", n)
+}
+
+// PeerView is what the core knows of a peer.
+type PeerView struct {
+	ID                             PeerID
+	Node                           string
+	Incarnation                    uint64
+	Ready, Suspect, Dead, Draining bool
+	Silent                         time.Duration
+	Ops                            int32
+	Bytes                          int64
+}
+
+// Peers lists the peers that have said Hello at least once, by id.
+func (m *Machine) Peers() []PeerView {
+	var out []PeerView
+	for i := range m.peers {
+		if p := &m.peers[i]; p.known {
+			out = append(out, PeerView{PeerID(i), p.node, p.inc, p.ready, p.suspect, p.dead, p.draining, time.Duration(m.now - p.heard), p.ops, p.bytes})
+		}
+	}
+	return out
+}
+
+// GroupView is a group that a peer hosts, as far as rooms here may use it.
+type GroupView struct {
+	Name     string
+	Peer     PeerID
+	Role     statemachine.Role
+	Size     int32
+	Backends []string
+	Reason   statemachine.Reason
+	Detail   string
+}
+
+// Groups lists the peers' groups by name.
+func (m *Machine) Groups() []GroupView {
+	var out []GroupView
+	for name, g := range m.groups {
+		v := GroupView{Name: m.name(name), Peer: g.peer, Role: g.role, Size: g.size, Reason: g.reason, Detail: g.detail}
+		for _, b := range g.backends {
+			v.Backends = append(v.Backends, m.name(b))
+		}
+		out = append(out, v)
+	}
+	slices.SortFunc(out, func(a, b GroupView) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}

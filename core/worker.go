@@ -1,0 +1,630 @@
+package core
+
+import (
+	"fmt"
+	"hash/crc32"
+
+	"github.com/terminus-kv/terminus/core/layout"
+	"github.com/terminus-kv/terminus/core/statemachine"
+)
+
+// MaxAux is the largest aux record, bytes.
+const MaxAux = 1 << 20
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func emptySlots(n int32) []int32 {
+	s := make([]int32, max(n, 0))
+	for i := range s {
+		s[i] = nil32
+	}
+	return s
+}
+
+func (m *Machine) reply(e *Event, r Reply) {
+	r.Session, r.Seq, r.Slot = e.Session, e.Seq, e.Slot
+	m.out.Replies = append(m.out.Replies, r)
+}
+
+func (m *Machine) refuse(e *Event, format string, args ...any) {
+	m.stats.Refused++
+	m.reply(e, Reply{Code: Refused, Detail: fmt.Sprintf(format, args...)})
+}
+
+func (m *Machine) poolUp(e *Event) {
+	s := m.sessions[e.Session]
+	if s == nil || s.down {
+		m.stats.Dropped++
+		return
+	}
+	for int(e.Ordinal) >= len(s.pools) {
+		s.pools = append(s.pools, pool{})
+	}
+	s.pools[e.Ordinal] = pool{id: e.Pool, pages: e.Pages, layers: max(e.Layers, 1), pageBytes: e.PageBytes}
+}
+
+// open accepts a room, joins a further rank to a live one, or answers for one that has ended.
+func (m *Machine) open(e *Event) {
+	s := m.sessions[e.Session]
+	switch {
+	case s == nil || s.down:
+		m.refuse(e, "session is closed")
+		return
+	case e.Room < 0:
+		m.refuse(e, "room %d: must be 0 to 2^63-1", e.Room)
+		return
+	case e.Slot < 0 || int(e.Slot) >= len(s.slots) || s.slots[e.Slot] != nil32:
+		m.refuse(e, "slot %d is not free", e.Slot)
+		return
+	case m.draining:
+		m.refuse(e, "engine is draining and takes no new rooms; use another engine")
+		return
+	case e.PeerGroup == "" && s.role == statemachine.Destination:
+		m.refuse(e, "peer_group is missing: a destination names the source group that will send")
+		return
+	case s.live >= m.cfg.Limits.RoomsPerSession:
+		m.refuse(e, "limits.rooms_per_worker: %d rooms of this worker are live", s.live)
+		return
+	}
+	key := roomKey{e.Room, s.role}
+	if idx := m.liveRoom(key); idx != nil32 {
+		m.join(e, s, idx)
+		return
+	}
+	if s.size > 1 {
+		// A rank that comes after the end of its attempt gets the verdict and mints nothing.
+		idx := m.find(key, func(r *statemachine.Record) bool { return r.Att == e.Att })
+		if idx != nil32 && m.rankOf(idx, s.rank) == nil32 {
+			m.reply(e, Reply{Code: Ended, Reason: m.rooms.at(idx).sm.Reason})
+			return
+		}
+	}
+	peerGroup := nil32
+	if e.PeerGroup != "" {
+		peerGroup = m.intern(e.PeerGroup)
+		if why := m.groupTrouble(peerGroup, s); why != "" && s.role == statemachine.Destination {
+			m.refuse(e, "peer_group %q: %s", e.PeerGroup, why)
+			return
+		}
+	}
+	admitted := m.live-m.queued < m.cfg.Limits.Rooms && m.firstWaiting() == nil32
+	if !admitted && m.queued >= m.cfg.Limits.AdmitQueue {
+		m.refuse(e, "limits.inflight_rooms: %d rooms are live and %d wait for admission", m.live-m.queued, m.queued)
+		return
+	}
+
+	m.seq++
+	m.gens++
+	r := room{
+		id: e.Room, gen: m.gens, ranks: nil32, dst: nil32, ops: nil32, peer: nilPeer, group: s.group, peerGroup: peerGroup,
+		backend: nil32, size: int16(s.size), joined: 1, priority: e.Priority, opened: m.now, since: m.now,
+	}
+	for i := range r.timers {
+		r.timers[i].class = noClock
+	}
+	if e.Deadline > 0 {
+		r.deadline = log2Seconds(e.Deadline) + 1
+	}
+	if g := m.groups[peerGroup]; g != nil {
+		r.peer = g.peer
+	}
+	r.next = m.head(key)
+	idx := m.rooms.add(r)
+	m.heads[key] = idx
+	m.addRank(e, s, idx)
+
+	ev := statemachine.Event{Kind: statemachine.OnOpen, Role: s.role, Own: statemachine.Opener{Inc: m.cfg.Incarnation, Seq: m.seq}, Att: e.Att, Admitted: admitted}
+	var hold placeholder
+	if mk, ok := m.marks[markKey{key, e.Att}]; ok {
+		ev.Marked = true
+		m.dropMark(markKey{key, e.Att}, mk)
+	} else if s.role == statemachine.Source {
+		hold, ev.D = m.held(e.Room, e.Att, admitted, idx)
+	}
+	m.reply(e, Reply{Code: OK, Opener: ev.Own})
+	m.live++
+	s.live++
+	m.rooms.at(idx).counted = true
+	m.record(Record{Kind: RecOpen}, idx)
+	if !ev.D.IsZero() {
+		m.rooms.at(idx).peer = hold.peer
+	}
+	m.step(idx, ev)
+	m.enqueue(idx)
+	r2 := m.rooms.at(idx)
+	if r2.sm.State.Live() && r2.deadline > 0 {
+		c := clkDeadline
+		if s.role == statemachine.Source {
+			c = clkDeadlineSrc
+		}
+		m.arm(idx, slotDeadline, c+class(r2.deadline-1))
+	}
+	m.sayQueued(idx)
+}
+
+// held returns the placeholder of the attempt, if there is one and the room can use it now.
+func (m *Machine) held(id int64, att uint64, admitted bool, idx int32) (placeholder, statemachine.Opener) {
+	h, ok := m.placeholders[id]
+	if !ok || h.att != att || !admitted {
+		return placeholder{}, statemachine.Opener{}
+	}
+	r := m.rooms.at(idx)
+	if r.peerGroup != nil32 && r.peerGroup != h.group {
+		return placeholder{}, statemachine.Opener{}
+	}
+	return h, h.d
+}
+
+// groupTrouble says why rooms towards a group cannot be opened; empty when they can, or when the group
+// is not known yet.
+func (m *Machine) groupTrouble(name int32, s *session) string {
+	g := m.groups[name]
+	switch {
+	case g == nil:
+		return ""
+	case g.reason != statemachine.None:
+		return g.reason.String() + ": " + g.detail
+	case g.role == s.role:
+		return "has the role " + g.role.String() + ", the same as this worker's"
+	case g.size != s.size:
+		return fmt.Sprintf("has %d ranks, this worker's group has %d: unequal tensor-parallel sizes are not served yet", g.size, s.size)
+	}
+	switch p := m.peer(g.peer); {
+	case p.draining:
+		return "its engine is draining"
+	case p.suspect && p.known:
+		return "its engine has been silent for longer than clocks.peer_suspect"
+	}
+	for _, b := range g.backends {
+		if pl := m.plugins[b]; pl != nil && pl.up {
+			return ""
+		}
+	}
+	for _, b := range g.backends {
+		if pl := m.plugins[b]; pl == nil || !pl.down {
+			return "" // starting, or restarting within its budget
+		}
+	}
+	return "backend_down: no transfer backend of the pair is up"
+}
+
+func (m *Machine) addRank(e *Event, s *session, idx int32) {
+	i := m.ranks.add(rank{session: e.Session, room: idx, slot: e.Slot, rank: s.rank, cursors: nil32, head: nil32, tail: nil32, next: nil32})
+	s.slots[e.Slot] = i
+	s.pinned++
+	r := m.rooms.at(idx)
+	if r.ranks == nil32 {
+		r.ranks = i
+		return
+	}
+	last := r.ranks
+	for m.ranks.at(last).next != nil32 {
+		last = m.ranks.at(last).next
+	}
+	m.ranks.at(last).next = i
+}
+
+// join adds a further rank of the same attempt to a live room.
+func (m *Machine) join(e *Event, s *session, idx int32) {
+	r := m.rooms.at(idx)
+	switch {
+	case r.group != s.group:
+		m.refuse(e, "room %d is open by group %q", e.Room, m.name(r.group))
+	case r.sm.Att != e.Att:
+		m.refuse(e, "room %d is open with attempt %d; end it before attempt %d", e.Room, r.sm.Att, e.Att)
+	case m.rankOf(idx, s.rank) != nil32:
+		m.refuse(e, "room %d is open already by rank %d (R3)", e.Room, s.rank)
+	default:
+		r.joined++
+		m.addRank(e, s, idx)
+		s.live++
+		m.reply(e, Reply{Code: OK, Opener: r.sm.Own})
+		m.publish(idx)
+	}
+}
+
+func (m *Machine) rankOf(idx, rankNo int32) int32 {
+	for i := m.rooms.at(idx).ranks; i != nil32; i = m.ranks.at(i).next {
+		if m.ranks.at(i).rank == rankNo {
+			return i
+		}
+	}
+	return nil32
+}
+
+// slot resolves a request's slot to its rank record.
+func (m *Machine) slot(e *Event) (*session, int32) {
+	s := m.sessions[e.Session]
+	if s == nil || e.Slot < 0 || int(e.Slot) >= len(s.slots) {
+		return s, nil32
+	}
+	return s, s.slots[e.Slot]
+}
+
+// register takes the pages of one destination rank.
+func (m *Machine) register(e *Event) {
+	s, k := m.slot(e)
+	if k == nil32 {
+		m.refuse(e, "slot %d holds no room", e.Slot)
+		return
+	}
+	idx := m.ranks.at(k).room
+	r := m.rooms.at(idx)
+	switch {
+	case r.sm.State == statemachine.Ended:
+		m.reply(e, Reply{Code: Ended, Reason: r.sm.Reason})
+		return
+	case s.role != statemachine.Destination:
+		m.refuse(e, "register is for destinations; a source sends")
+		return
+	case m.ranks.at(k).paged:
+		m.refuse(e, "rank %d has registered its pages already", s.rank)
+		return
+	}
+	var need int64
+	for i := range e.Parts {
+		p := &e.Parts[i]
+		pl, err := s.pool(p)
+		if err != nil {
+			m.refuse(e, "parts[%d]: %v", i, err)
+			return
+		}
+		n := layout.Pages(p.Runs)
+		if p.Prefix < 0 || int64(p.Prefix) > n {
+			m.refuse(e, "parts[%d].prefix: %d is outside 0 to %d", i, p.Prefix, n)
+			return
+		}
+		for j := range i {
+			if e.Parts[j].Ordinal == p.Ordinal {
+				m.refuse(e, "parts[%d].pool: %d is named twice", i, p.Ordinal)
+				return
+			}
+		}
+		need += n * pl.pageBytes
+	}
+	if need > m.cfg.Limits.RoomBytes {
+		m.refuse(e, "limits.inflight_bytes: the room needs %d bytes, the limit is %d", need, m.cfg.Limits.RoomBytes)
+		return
+	}
+	for i := range e.Parts {
+		p := &e.Parts[i]
+		r.dst = m.parts.add(part{
+			next: r.dst, runs: m.putRuns(p.Runs), rank: s.rank, ordinal: p.Ordinal, pages: int32(layout.Pages(p.Runs)),
+			prefix: p.Prefix, pool: s.pools[p.Ordinal].id,
+		})
+	}
+	r.total += need
+	k2 := m.ranks.at(k)
+	k2.paged, k2.armed = true, true
+	r.paged++
+	m.reply(e, Reply{Code: OK})
+	if r.paged == r.size {
+		fits := r.sm.Admitted && m.pinned+r.total <= m.cfg.Limits.RoomBytes && (m.firstWaiting() == nil32 || m.pinned == 0)
+		if fits {
+			m.pin(idx)
+		}
+		was := r.sm.Admitted
+		m.step(idx, statemachine.Event{Kind: statemachine.OnPages, Admitted: fits})
+		if was {
+			m.enqueue(idx)
+		}
+	} else {
+		m.publish(idx)
+	}
+}
+
+// pin accounts a destination's pages against the limit.
+func (m *Machine) pin(idx int32) {
+	r := m.rooms.at(idx)
+	r.pinned = r.total
+	m.pinned += r.pinned
+}
+
+// pool checks a part against the session's pools.
+func (s *session) pool(p *Part) (*pool, error) {
+	if p.Ordinal < 0 || int(p.Ordinal) >= len(s.pools) || s.pools[p.Ordinal].pages == 0 {
+		return nil, fmt.Errorf("pool %d: this worker has not added it", p.Ordinal)
+	}
+	pl := &s.pools[p.Ordinal]
+	if err := layout.Check(p.Runs, pl.pages); err != nil {
+		return nil, err
+	}
+	return pl, nil
+}
+
+// send takes one chunk of a source rank.
+func (m *Machine) send(e *Event) {
+	s, k := m.slot(e)
+	if k == nil32 {
+		m.refuse(e, "slot %d holds no room", e.Slot)
+		return
+	}
+	idx := m.ranks.at(k).room
+	r := m.rooms.at(idx)
+	switch {
+	case r.sm.State == statemachine.Ended:
+		m.stats.Dropped++
+		m.reply(e, Reply{Code: Ended, Reason: r.sm.Reason})
+		return
+	case s.role != statemachine.Source:
+		m.refuse(e, "send is for sources; a destination registers")
+		return
+	case m.ranks.at(k).paged:
+		m.refuse(e, "rank %d has sent its last chunk", s.rank)
+		return
+	case len(e.Aux) > MaxAux:
+		m.refuse(e, "aux: %d bytes, the limit is %d", len(e.Aux), MaxAux)
+		return
+	case len(e.Aux) > 0 && (!e.Last || s.rank != 0):
+		m.refuse(e, "aux: belongs to the last chunk of rank 0")
+		return
+	}
+	// Check the whole request first: a refused one changes nothing.
+	for i := range e.Parts {
+		p := &e.Parts[i]
+		pl, err := s.pool(p)
+		if err != nil {
+			m.refuse(e, "parts[%d]: %v", i, err)
+			return
+		}
+		from, to := layers(e, pl)
+		if from < 0 || to <= from || to > pl.layers {
+			m.refuse(e, "layers: [%d, %d) is outside [0, %d)", from, to, pl.layers)
+			return
+		}
+		for j := range i {
+			if e.Parts[j].Ordinal == p.Ordinal {
+				m.refuse(e, "parts[%d].pool: %d is named twice", i, p.Ordinal)
+				return
+			}
+		}
+		n := int32(layout.Pages(p.Runs))
+		c := cursor{}
+		if at := m.cursor(k, p.Ordinal); at != nil32 {
+			c = *m.cursors.at(at)
+		}
+		if from != c.layer || (c.layer > 0 && n != c.chunk) {
+			m.refuse(e, "parts[%d]: pages must go in order: layer %d of a chunk of %d pages is next", i, c.layer, c.chunk)
+			return
+		}
+	}
+	var added int64
+	for i := range e.Parts {
+		p := &e.Parts[i]
+		pl := &s.pools[p.Ordinal]
+		from, to := layers(e, pl)
+		n := int32(layout.Pages(p.Runs))
+		if n == 0 {
+			continue
+		}
+		at := m.cursor(k, p.Ordinal)
+		if at == nil32 {
+			at = m.cursors.add(cursor{next: m.ranks.at(k).cursors, ordinal: p.Ordinal})
+			m.ranks.at(k).cursors = at
+		}
+		c := m.cursors.at(at)
+		perPage := pl.pageBytes * int64(to-from) / int64(pl.layers)
+		ch := m.chunks.add(chunk{
+			next: nil32, runs: m.putRuns(p.Runs), ordinal: p.Ordinal, from: c.page, pages: n,
+			layerFrom: from, layerTo: to, pool: pl.id, pageBytes: perPage,
+		})
+		if c.chunk, c.layer = n, to; to == pl.layers {
+			c.page, c.chunk, c.layer = c.page+n, 0, 0
+		}
+		kk := m.ranks.at(k)
+		if kk.head == nil32 {
+			kk.head = ch
+		} else {
+			m.chunks.at(kk.tail).next = ch
+		}
+		kk.tail = ch
+		kk.armed = true
+		added += int64(n) * perPage
+	}
+	kk := m.ranks.at(k)
+	kk.chunks++
+	if e.Last {
+		kk.paged = true
+		r.paged++
+		if s.rank == 0 {
+			m.aux[idx] = auxRecord{e.Aux, crc32.Checksum(e.Aux, castagnoli)}
+		}
+	}
+	if !r.sm.Armed {
+		m.stats.InflightEntered++
+	}
+	r.total += added
+	r.held += added
+	m.reply(e, Reply{Code: OK})
+	m.step(idx, statemachine.Event{Kind: statemachine.OnSend})
+	if m.rooms.at(idx).sm.State == statemachine.Confirmed {
+		m.ready(idx)
+		m.maybeComplete(idx)
+	}
+}
+
+// layers returns the layer range of a send: all layers when it names none.
+func layers(e *Event, p *pool) (from, to int32) {
+	if e.LayerFrom == 0 && e.LayerTo == 0 {
+		return 0, p.layers
+	}
+	return e.LayerFrom, e.LayerTo
+}
+
+func (m *Machine) cursor(k, ordinal int32) int32 {
+	for i := m.ranks.at(k).cursors; i != nil32; i = m.cursors.at(i).next {
+		if m.cursors.at(i).ordinal == ordinal {
+			return i
+		}
+	}
+	return nil32
+}
+
+func (m *Machine) abort(e *Event) {
+	_, k := m.slot(e)
+	if k == nil32 {
+		m.reply(e, Reply{Code: OK}) // R7: an unknown one is answered, nothing is created
+		return
+	}
+	idx := m.ranks.at(k).room
+	if r := m.rooms.at(idx); r.sm.State == statemachine.Ended {
+		m.reply(e, Reply{Code: Ended, Reason: r.sm.Reason})
+		return
+	}
+	m.reply(e, Reply{Code: OK})
+	m.step(idx, statemachine.Event{Kind: statemachine.OnAbort})
+}
+
+func (m *Machine) release(e *Event) {
+	s, k := m.slot(e)
+	if k == nil32 {
+		m.refuse(e, "slot %d holds no room", e.Slot)
+		return
+	}
+	kk := m.ranks.at(k)
+	r := m.rooms.at(kk.room)
+	if r.sm.State != statemachine.Ended {
+		m.refuse(e, "room %d has not ended (%s); abort it first", r.id, r.sm.Status())
+		return
+	}
+	if res := m.residency(r, kk); !res.Reusable() {
+		m.refuse(e, "not_reusable: pages of room %d are %s (R4); wait for quiet or fenced", r.id, res)
+		return
+	}
+	idx := kk.room
+	s.slots[e.Slot] = nil32
+	m.rankDone(k)
+	m.publish(idx)
+	m.setClocks(idx)
+	m.record(Record{Kind: RecReleased}, idx)
+	m.reply(e, Reply{Code: Freed})
+}
+
+// sessionDown ends what the dead worker's rooms demand; its memory is orphaned until nothing can touch
+// it, and the session leaves when nothing of it is pinned.
+func (m *Machine) sessionDown(id SessionID) {
+	s := m.sessions[id]
+	if s == nil || s.down {
+		return
+	}
+	s.down = true
+	for _, k := range s.slots {
+		if k == nil32 {
+			continue
+		}
+		m.ranks.at(k).gone = true
+		m.step(m.ranks.at(k).room, statemachine.Event{Kind: statemachine.OnWorkerLost})
+	}
+	s.slots = nil
+	if s.pinned == 0 && m.sessions[id] != nil {
+		delete(m.sessions, id)
+		m.out.Gone = append(m.out.Gone, id)
+	}
+}
+
+// enqueue puts a room that was not admitted at the end of the admission queue.
+func (m *Machine) enqueue(idx int32) {
+	if r := m.rooms.at(idx); r.sm.State.Live() && !r.sm.Admitted {
+		m.waiting = append(m.waiting, idx)
+		m.queued++
+	}
+}
+
+// firstWaiting is the first room that waits for admission; nil32 when none does.
+func (m *Machine) firstWaiting() int32 {
+	for len(m.waiting) > 0 {
+		idx := m.waiting[0]
+		if r := m.rooms.at(idx); r.sm.State.Live() && !r.sm.Admitted {
+			return idx
+		}
+		m.waiting = m.waiting[1:]
+	}
+	return nil32
+}
+
+// admit lets waiting rooms in, in order, as far as the limits allow.
+func (m *Machine) admit() {
+	for {
+		idx := m.firstWaiting()
+		if idx == nil32 {
+			return
+		}
+		r := m.rooms.at(idx)
+		if r.paged == r.size && r.sm.Role == statemachine.Destination {
+			if m.pinned > 0 && m.pinned+r.total > m.cfg.Limits.RoomBytes {
+				return
+			}
+			m.pin(idx)
+		} else if m.live-m.queued >= m.cfg.Limits.Rooms {
+			return
+		}
+		m.waiting = m.waiting[1:]
+		e := statemachine.Event{Kind: statemachine.OnAdmit}
+		if r.sm.Role == statemachine.Source {
+			var h placeholder
+			if h, e.D = m.held(r.id, r.sm.Att, true, idx); !e.D.IsZero() {
+				r.peer = h.peer
+			}
+		}
+		m.step(idx, e)
+	}
+}
+
+// evict forgets a tombstone.
+func (m *Machine) evict(idx int32) {
+	if !m.forgettable(idx) {
+		return
+	}
+	r := m.rooms.at(idx)
+	key := roomKey{r.id, r.sm.Role}
+	if h := m.heads[key]; h == idx {
+		if r.next == nil32 {
+			delete(m.heads, key)
+		} else {
+			m.heads[key] = r.next
+		}
+	} else {
+		for h != nil32 && m.rooms.at(h).next != idx {
+			h = m.rooms.at(h).next
+		}
+		m.rooms.at(h).next = r.next
+	}
+	for slot := range numTimers {
+		m.disarm(idx, slot)
+	}
+	for i := r.ranks; i != nil32; {
+		k := m.ranks.at(i)
+		next := k.next
+		for c := k.cursors; c != nil32; {
+			n := m.cursors.at(c).next
+			m.cursors.del(c)
+			c = n
+		}
+		m.ranks.del(i)
+		i = next
+	}
+	m.freeParts(idx)
+	for o := r.ops; o != nil32; { // ops whose writer is proven gone
+		n := m.ops.at(o).next
+		m.ops.del(o)
+		o = n
+	}
+	delete(m.aux, idx)
+	delete(m.details, idx)
+	m.rooms.del(idx)
+	for i := range m.rooms.at(idx).timers {
+		m.rooms.at(idx).timers[i].class = noClock
+	}
+	m.stats.Evicted++
+}
+
+func (m *Machine) freeParts(idx int32) {
+	r := m.rooms.at(idx)
+	for p := r.dst; p != nil32; {
+		n := m.parts.at(p).next
+		m.freeRuns(m.parts.at(p).runs)
+		m.parts.del(p)
+		p = n
+	}
+	r.dst = nil32
+}
