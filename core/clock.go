@@ -211,7 +211,9 @@ func (m *Machine) expire() {
 func (m *Machine) fired(idx int32, c class) {
 	switch c {
 	case clkTombstone:
+		m.expiring = idx
 		m.evict(idx)
+		m.expiring = nil32
 	case clkDrain:
 		m.step(idx, statemachine.Event{Kind: statemachine.OnDrainClock})
 	default:
@@ -268,9 +270,30 @@ func (m *Machine) setClocks(idx int32) {
 				m.arm(idx, slotPhase, clkDrain)
 			}
 		case m.forgettable(idx):
-			m.keep(idx, slotPhase, clkTombstone)
+			if r.timers[slotPhase].class != clkTombstone {
+				m.arm(idx, slotPhase, clkTombstone)
+				m.bury(r.peer)
+			}
 		default:
 			m.disarm(idx, slotPhase)
+		}
+	}
+}
+
+// bury counts a new tombstone of a peer; beyond the cap the peer's oldest is evicted, which costs
+// nothing but time if its counterpart still asks.
+func (m *Machine) bury(id PeerID) {
+	if id == nilPeer {
+		return
+	}
+	p := m.peer(id)
+	if p.tombs++; p.tombs <= m.cfg.Limits.Tombstones {
+		return
+	}
+	for t := m.clocks.queue[clkTombstone].head; t != nil32; t = m.timer(t).next {
+		if idx := t / numTimers; m.rooms.at(idx).peer == id {
+			m.evict(idx)
+			return
 		}
 	}
 }

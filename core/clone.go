@@ -26,7 +26,7 @@ func (m *Machine) Clone() *Machine {
 		t.slots, t.pools = slices.Clone(s.slots), slices.Clone(s.pools)
 		c.sessions[id] = &t
 	}
-	c.groups = make(map[int32]*group, len(m.groups))
+	c.groups = make(map[groupPair]*group, len(m.groups))
 	for id, g := range m.groups {
 		h := *g
 		h.backends = slices.Clone(g.backends)

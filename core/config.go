@@ -43,7 +43,7 @@ type Limits struct {
 	OpRuns          int32 // runs of one op, a side
 	PeerOps         int32 // window of ops towards one peer
 	PeerBytes       int64 // window of bytes towards one peer
-	Tombstones      int32 // released tombstones kept
+	Tombstones      int32 // released tombstones kept of one peer
 	PeerMarks       int32 // abort marks and placeholders kept for one peer, each
 	AdmitQueue      int32 // rooms that may wait for admission
 	RoomsPerSession int32 // live rooms of one session
@@ -53,7 +53,7 @@ type Limits struct {
 func DefaultLimits() Limits {
 	return Limits{
 		Rooms: 100_000, RoomBytes: 1 << 50, OpBytes: 64 << 20, OpRuns: 4096, PeerOps: 64,
-		PeerBytes: 1 << 30, Tombstones: 100_000, PeerMarks: 65_536, AdmitQueue: 100_000, RoomsPerSession: 65_536,
+		PeerBytes: 1 << 30, Tombstones: 65_536, PeerMarks: 65_536, AdmitQueue: 100_000, RoomsPerSession: 65_536,
 	}
 }
 

@@ -16,9 +16,6 @@ type Effects struct {
 	Frames  []FrameEffect
 	Plugin  []PluginEffect
 	Records []Record
-	// Resets lists peers that are dead: the host closes the link, so that a Hello comes before the next
-	// frame if the peer is alive after all.
-	Resets []PeerID
 	// Gone lists sessions that are down and of which no page is touched by anybody any more: the host
 	// may drop their memory.
 	Gone []SessionID
@@ -32,7 +29,7 @@ type Effects struct {
 func (e *Effects) Reset() {
 	e.Auxes, e.Words, e.Replies = e.Auxes[:0], e.Words[:0], e.Replies[:0]
 	e.Frames, e.Plugin, e.Records = e.Frames[:0], e.Plugin[:0], e.Records[:0]
-	e.Resets, e.Gone, e.Drained, e.runs = e.Resets[:0], e.Gone[:0], false, e.runs[:0]
+	e.Gone, e.Drained, e.runs = e.Gone[:0], false, e.runs[:0]
 }
 
 // WordEffect sets the status word of a slot.

@@ -52,11 +52,12 @@ const (
 	PeerHeard
 	// PeerGone: proof that incarnation Inc of the peer is dead (same host: its lock is free).
 	PeerGone
-	// PeerGroup: the peer hosts Size ranks of group Group with Role, and all of its ranks are there.
-	// Backends lists the pair's usable backends in the destination's order; empty when Reason says
-	// why the pair is refused (LayoutMismatch, BackendDown).
+	// PeerGroup: the peer hosts all Size ranks of group Group with Role, a counterpart for group
+	// PeerGroup of this engine. Backends lists the pair's usable backends in the destination's order;
+	// empty when Reason says why the pair is refused (LayoutMismatch, BackendDown), Detail how. Size 0:
+	// the group is gone.
 	PeerGroup
-	// PeerPool: a pool at the peer. Pool, Ordinal, Pages, Layers, PageBytes.
+	// PeerPool: a pool at the peer. Pool, Ordinal, Pages (0: the pool is gone), Layers, PageBytes.
 	PeerPool
 	// PeerDraining: the peer admits no new rooms.
 	PeerDraining

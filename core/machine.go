@@ -142,6 +142,7 @@ type peer struct {
 	heard    int64
 	ops      int32
 	bytes    int64
+	tombs    int32
 	marks    int32 // abort marks
 	holds    int32 // placeholders
 }
@@ -163,6 +164,9 @@ type pool struct {
 	layers    int32
 	pageBytes int64
 }
+
+// groupPair is a group here and the group at a peer that it works with, as interned names.
+type groupPair struct{ own, peer int32 }
 
 type group struct {
 	peer     PeerID
@@ -234,7 +238,7 @@ type Machine struct {
 	details      map[int32]string    // by room record: why, in the plugin's words
 	sessions     map[SessionID]*session
 	peers        []peer
-	groups       map[int32]*group
+	groups       map[groupPair]*group
 	remotePools  map[remotePool]pool
 	plugins      map[int32]*plugin
 	names        []string
@@ -249,6 +253,7 @@ type Machine struct {
 	stats    Stats
 
 	registering int32 // the record whose Register is being handled, else nil32
+	expiring    int32 // the tombstone whose clock fired, else nil32
 }
 
 type markDue struct {
@@ -275,8 +280,8 @@ func New(cfg Config) (*Machine, error) {
 		cfg: cfg, policy: p, clocks: newClocks(&cfg.Clocks),
 		heads: map[roomKey]int32{}, marks: map[markKey]mark{}, placeholders: map[int64]placeholder{},
 		aux: map[int32]auxRecord{}, details: map[int32]string{}, sessions: map[SessionID]*session{},
-		groups: map[int32]*group{}, remotePools: map[remotePool]pool{}, plugins: map[int32]*plugin{},
-		ids: map[string]int32{}, registering: nil32,
+		groups: map[groupPair]*group{}, remotePools: map[remotePool]pool{}, plugins: map[int32]*plugin{},
+		ids: map[string]int32{}, registering: nil32, expiring: nil32,
 	}, nil
 }
 

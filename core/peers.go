@@ -93,7 +93,6 @@ func (m *Machine) peerDead(id PeerID) {
 		return
 	}
 	p.dead, p.ready = true, false
-	m.out.Resets = append(m.out.Resets, id)
 	m.stats.PeersDead++
 	m.eachRecord(func(idx int32, r *room) {
 		if r.peer == id && !r.sm.Pair.IsZero() {
@@ -125,18 +124,19 @@ func (m *Machine) forgetPeer(id PeerID) {
 // peerGroup: a group appeared at a peer, changed, or was refused. Rooms that waited for it go on.
 func (m *Machine) peerGroup(e *Event) {
 	name := m.intern(e.Group)
+	own := m.intern(e.PeerGroup)
 	if e.Size == 0 {
-		delete(m.groups, name)
+		delete(m.groups, groupPair{own, name})
 		return
 	}
 	g := &group{peer: e.Peer, role: e.Role, size: e.Size, reason: e.Reason, detail: e.Detail}
 	for _, b := range e.Backends {
 		g.backends = append(g.backends, m.intern(b))
 	}
-	m.groups[name] = g
+	m.groups[groupPair{own, name}] = g
 	m.eachRoom(func(idx int32) {
 		r := m.rooms.at(idx)
-		if r.peerGroup != name {
+		if r.peerGroup != name || r.group != own {
 			return
 		}
 		if r.peer == nilPeer {
@@ -577,7 +577,7 @@ func (m *Machine) place(idx int32) bool {
 	if r.backend != nil32 {
 		return true
 	}
-	g := m.groups[r.peerGroup]
+	g := m.groups[groupPair{r.group, r.peerGroup}]
 	if g == nil || g.reason != statemachine.None {
 		return false
 	}

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -242,8 +243,9 @@ func (m *Machine) Peers() []PeerView {
 	return out
 }
 
-// GroupView is a group that a peer hosts, as far as rooms here may use it.
+// GroupView is a pair of groups: one here, and the one at a peer that it may work with.
 type GroupView struct {
+	Own      string
 	Name     string
 	Peer     PeerID
 	Role     statemachine.Role
@@ -256,13 +258,15 @@ type GroupView struct {
 // Groups lists the peers' groups by name.
 func (m *Machine) Groups() []GroupView {
 	var out []GroupView
-	for name, g := range m.groups {
-		v := GroupView{Name: m.name(name), Peer: g.peer, Role: g.role, Size: g.size, Reason: g.reason, Detail: g.detail}
+	for pair, g := range m.groups {
+		v := GroupView{Own: m.name(pair.own), Name: m.name(pair.peer), Peer: g.peer, Role: g.role, Size: g.size, Reason: g.reason, Detail: g.detail}
 		for _, b := range g.backends {
 			v.Backends = append(v.Backends, m.name(b))
 		}
 		out = append(out, v)
 	}
-	slices.SortFunc(out, func(a, b GroupView) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b GroupView) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Own, b.Own))
+	})
 	return out
 }

@@ -105,7 +105,7 @@ func (m *Machine) open(e *Event) {
 	if e.Deadline > 0 {
 		r.deadline = log2Seconds(e.Deadline) + 1
 	}
-	if g := m.groups[peerGroup]; g != nil {
+	if g := m.groups[groupPair{s.group, peerGroup}]; g != nil {
 		r.peer = g.peer
 	}
 	r.next = m.head(key)
@@ -158,7 +158,7 @@ func (m *Machine) held(id int64, att uint64, admitted bool, idx int32) (placehol
 // groupTrouble says why rooms towards a group cannot be opened; empty when they can, or when the group
 // is not known yet.
 func (m *Machine) groupTrouble(name int32, s *session) string {
-	g := m.groups[name]
+	g := m.groups[groupPair{s.group, name}]
 	switch {
 	case g == nil:
 		return ""
@@ -588,6 +588,11 @@ func (m *Machine) evict(idx int32) {
 			h = m.rooms.at(h).next
 		}
 		m.rooms.at(h).next = r.next
+	}
+	if r.timers[slotPhase].class == clkTombstone || m.expiring == idx {
+		if r.peer != nilPeer {
+			m.peer(r.peer).tombs--
+		}
 	}
 	for slot := range numTimers {
 		m.disarm(idx, slot)

@@ -112,7 +112,7 @@ func (e *Env) Connect() {
 		e.Step(g,
 			core.Event{Kind: core.PeerHello, Peer: 0, Node: o.Name, Inc: o.Inc},
 			core.Event{Kind: core.PeerPool, Peer: 0, Pool: 1, Pages: e.Pages, Layers: 2, PageBytes: 1024},
-			core.Event{Kind: core.PeerGroup, Peer: 0, Group: o.Group, Role: o.Role, Size: 1, Backends: []string{"tcp"}})
+			core.Event{Kind: core.PeerGroup, Peer: 0, Group: o.Group, PeerGroup: g.Group, Role: o.Role, Size: 1, Backends: []string{"tcp"}})
 	}
 }
 
