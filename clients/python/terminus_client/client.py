@@ -1,0 +1,490 @@
+"""The client: one session of one worker with the engine on its node."""
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import select
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Union
+
+from . import frames
+from .connection import Connection, Pending
+from .errors import BadField, BadState, EngineLost, ProtocolError, RequestTimeout, TerminusError
+from .memory import Region, Staging, Tensor, proof_works
+from .room import Room, _Fixed, _NotYet
+from .status import KVPoll, Residency, StatusPage
+
+_TICK = 0.1  # seconds between looks at the beat; the engine writes it as often
+_PAUSE = 0.5  # a tick longer than this was our own pause and counts for no more
+_REGION_TIMEOUT = 150.0  # registering memory with a backend may take two minutes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the bytes of a page mean. The same for every tensor-parallel size."""
+
+    dtype: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    page_tokens: int
+    kind: str = "mha"
+
+
+class Client:
+    """A session. Usable from several threads. Close it, or use it as a context manager.
+
+    A thread of its own reads answers and watches the engine: end of the stream, exit of its process, or a beat
+    that stands still. When the engine is lost every room that has not ended becomes Failed at once (`lost` says
+    why), and its pages become reusable when the kernel proves that nobody can write to them any more."""
+
+    def __init__(self, socket: str, group: str, role: str, rank: int = 0, size: int = 1,
+                 layout: Union[Layout, Mapping[str, Any], None] = None, slots: int = 1024, notify: bool = True, *,
+                 timeout: float = 30.0, suspect_after: float = 2.0, lost_after: float = 12.0) -> None:
+        """Connects and says hello. role is "source" (prefill) or "destination" (decode); slots is how many rooms
+        may be open at once; notify asks for an eventfd, which wait needs to be prompt. timeout bounds every
+        request; suspect_after and lost_after are seconds of our own running time without a beat."""
+        if sys.byteorder != "little":
+            raise BadState("the status page is little-endian and is read in place; this machine is not")
+        hello: Dict[str, Any] = {"t": "hello", "v": 1, "group": group, "role": role, "rank": int(rank),
+                                 "size": int(size), "slots": int(slots), "notify": bool(notify)}
+        if layout is not None:
+            hello["layout"] = asdict(layout) if isinstance(layout, Layout) else dict(layout)
+        self.timeout = timeout
+        self.lost: Optional[str] = None
+        """Why the session is over; None while it is not."""
+        self.loss_reason = "engine_lost"
+        """The reason of rooms that the end of the session ended: engine_lost, or worker_lost after close."""
+        self.unresponsive = False
+        """Whether the engine's beat has stood still for suspect_after."""
+        self.provable = proof_works()
+        """Whether the proof for pages after a loss works here; if not, such pages stay quarantined."""
+        self._suspect_after, self._lost_after = suspect_after, lost_after
+        self._lock = threading.RLock()  # rooms, regions, the latch
+        self._ring_lock = threading.Lock()  # the ring's cursor
+        self._wakeup = threading.Condition(threading.Lock())  # who sleeps on the eventfd
+        self._sleeper = False
+        self._latched = threading.Event()
+        self._rooms: Dict[int, Room] = {}  # by slot
+        self._unseen: Dict[int, Room] = {}  # of these, whose word or plane byte was not published at attach
+        self._fresh: Dict[int, Room] = {}  # of these, to be reported by the next changes
+        self._regions: List[Region] = []
+        self._pools = 0
+        self._memory_lock = threading.Lock()  # numbers of regions and pools go up in the order sent
+        self._local = 0  # changes that the page's counter does not count
+        self._proven = False
+        self._closing = False
+        self._fds: List[int] = []  # closed by close
+        self._event = -1
+        self._connection = Connection(socket, timeout)
+        try:
+            self._pidfd = self._open_pidfd()
+            self._hello(hello, bool(notify))
+            self._stop_read, self._stop_write = self._pipe()
+            self._wake_read, self._wake_write = self._pipe()
+        except BaseException:
+            self._connection.shut(EngineLost("the session never began"))
+            self._close_fds()
+            raise
+        self._thread = threading.Thread(target=self._run, name="terminus-client", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _open_pidfd(self) -> int:
+        pid = self._connection.peer_pid()
+        if pid <= 0:
+            return -1
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:  # another pid namespace, an old kernel: the stream's end has to do
+            return -1
+        self._fds.append(fd)
+        return fd
+
+    def _pipe(self) -> "tuple[int, int]":
+        ends = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._fds += ends
+        return ends
+
+    def _close_fds(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+    def _hello(self, request: Dict[str, Any], notify: bool) -> None:
+        answer, fds = self._connection.hello(frames.fields(request))
+        self._fds += fds
+        if len(fds) != 1 + notify:
+            raise ProtocolError(f"the answer to hello carries {len(fds)} descriptors, want {1 + notify}")
+        self._page = StatusPage(fds[0])
+        if notify:
+            self._event = fds[1]
+            os.set_blocking(self._event, False)
+        if frames.integer(answer, "slots") != self._page.slots:
+            raise ProtocolError("the status page and the answer to hello differ in slots", field="slots")
+        self.node = frames.text(answer, "node")
+        self.incarnation = self._page.incarnation
+        limits = answer.get("limits")
+        self.limits: Dict[str, Any] = limits if isinstance(limits, dict) else {}
+        self._current: "Union[mmap.mmap, bytearray]" = self._page.map
+        self._cursor = self._seen = self._page.counter
+
+    # Memory.
+
+    def create_region(self, size: int, timeout: float = _REGION_TIMEOUT) -> Region:
+        """Makes memory of size bytes and registers it with every backend."""
+        region = Region(size)
+        self.add_region(region, timeout)
+        return region
+
+    def add_region(self, region: Region, timeout: float = _REGION_TIMEOUT) -> None:
+        """Registers memory with every backend. A region that was with a session which is over is taken again once
+        it is `released`: so a worker keeps its memory when the engine restarts. 8 bytes of it are used meanwhile."""
+        with self._memory_lock:
+            number = len(self._regions) + 1
+            with region._hand_out(self, number) as (memory, lease, offset, canary):
+                with self._lock:
+                    self._regions.append(region)
+                pending: Pending[None] = self._connection.submit(
+                    frames.fields({"t": "region_add", "region": number, "size": region.size, "canary_offset": offset,
+                                   "canary": canary}), fds=(memory, lease))
+        try:
+            pending.result(timeout)
+        except RequestTimeout:
+            raise  # the canary may still be answered
+        except TerminusError:
+            region._check_canary(refused=True)
+            raise
+        region._check_canary()
+
+    def add_pool(self, pages: int, tensors: Sequence[Tensor], timeout: float = _REGION_TIMEOUT) -> int:
+        """Declares a pool of pages over tensors that share page ids, and returns its number."""
+        for i, tensor in enumerate(tensors):
+            if tensor.region._owner is not self:
+                raise BadField(f"tensor {i}: its region is not one of this client", field="region")
+        listed = [{"region": t.region.number, "offset": int(t.offset), "page_stride": int(t.page_stride),
+                   "page_bytes": int(t.page_bytes), "layer": int(t.layer)} for t in map(Tensor._make, tensors)]
+
+        def failed(error: TerminusError) -> None:
+            self._pools -= 1  # the engine takes the number again
+
+        with self._memory_lock:
+            number = self._pools
+            self._pools = number + 1
+            try:
+                pending: Pending[None] = self._connection.submit(
+                    frames.fields({"t": "pool_add", "pool": number, "pages": int(pages), "tensors": listed}),
+                    then=lambda *_: None, failed=failed)
+            except TerminusError as e:
+                failed(e)
+                raise
+            pending.result(timeout)
+        return number
+
+    def create_staging(self, tensors: Sequence[Any], page_bytes: Sequence[int], pages: int,
+                       layers: Optional[Sequence[int]] = None) -> Staging:
+        """Makes `pages` shared pages that stand in for pages of private tensors: contiguous writable buffers,
+        tensor i of layer layers[i] (absent: i) in pages of page_bytes[i]."""
+        return Staging(self, tensors, page_bytes, pages, range(len(tensors)) if layers is None else layers)
+
+    # Rooms.
+
+    def open(self, room: int, peer_group: Optional[str] = None, attempt: int = 0, priority: int = 0,
+             deadline: Optional[float] = None, wait: bool = True) -> Room:
+        """Opens a room. peer_group is required for a destination; deadline is seconds from now. With wait=False
+        the room is returned before the engine has answered: it polls Bootstrapping until then, and Failed when
+        it was refused (Room.failure says why)."""
+        number = frames.index(room, "room")
+        header = f'{{"t":"open","room":{number},"attempt":{frames.index(attempt, "attempt")}'
+        if not 0 <= number < 1 << 63:
+            raise BadField(f"a room id lies in [0, 2^63), not {number}", field="room")
+        if peer_group is not None:
+            header += f',"peer_group":{frames.quote(peer_group)}'
+        if priority:
+            header += f',"priority":{frames.index(priority, "priority")}'
+        if deadline is not None:
+            header += f',"deadline_ms":{max(1, math.ceil(deadline * 1000))}'
+        opened = Room(self, number, attempt)
+
+        def then(answer: Dict[str, Any], payload: bytes) -> None:
+            if answer.get("ended") is True:
+                reason = frames.text(answer, "reason")
+                opened._settle(KVPoll.Success if reason == "success" else KVPoll.Failed, reason, "",
+                               "the attempt had ended before it was opened here")
+                return
+            self._attach(opened, frames.integer(answer, "slot", high=self._page.slots - 1),
+                         frames.integer(answer, "opener") & (1 << 48) - 1)
+
+        def failed(error: TerminusError) -> None:
+            reason = self.loss_reason if isinstance(error, EngineLost) else error.code
+            opened._settle(KVPoll.Failed, reason, error.rule, error.message)
+
+        pending: Pending[None] = self._connection.submit(header, then=then, failed=failed, hold=not wait)
+        opened._opening = pending
+        if wait:
+            pending.result(self.timeout)
+        return opened
+
+    def batch(self) -> ContextManager[None]:
+        """Requests with wait=False made inside `with client.batch():` go out together at its end, by one system
+        call: for a scheduler that opens, sends and releases many rooms a step."""
+        return self._connection.batch()
+
+    def poll_all(self) -> List[int]:
+        """The status of every slot, indexed by Room.slot. The value at a slot without a room means nothing."""
+        statuses = self._page.statuses(self._current)
+        if self._unseen:
+            with self._lock:
+                for slot, room in list(self._unseen.items()):
+                    statuses[slot] = room.poll()
+                    self._look(slot, room)
+        return statuses
+
+    def changes(self) -> List[Room]:
+        """The rooms whose status or residency may have changed since the last call. Nothing is ever lost; a room
+        may be named without need, or twice. A new room is named once."""
+        page = self._page
+        if page.counter == self._cursor and not self._fresh:
+            return []
+        with self._ring_lock:
+            with self._lock:
+                out, self._fresh = list(self._fresh.values()), {}
+            self._seen = page.counter + self._local
+            if self.lost is not None:
+                self._cursor = page.counter
+                return out
+            slots, self._cursor = page.changed(self._cursor)
+            rooms = self._rooms
+            if slots is None:
+                return list(rooms.copy().values())
+            for slot in slots:
+                room = rooms.get(slot)
+                if room is not None:
+                    out.append(room)
+            return out
+
+    def wait(self, timeout: float) -> bool:
+        """Sleeps until something changed since the last return of wait or changes. False after timeout seconds."""
+        changed = self._until(lambda: self._page.counter + self._local != self._seen, timeout)
+        self._seen = self._page.counter + self._local
+        return changed
+
+    def fileno(self) -> int:
+        """The eventfd, for an event loop: readable means look at changes; read it before looking."""
+        if self._event < 0:
+            raise BadState("the client was opened with notify=False")
+        return self._event
+
+    def close(self) -> None:
+        """Ends the session. Rooms that have not ended become Failed (worker_lost); regions stay mapped, and their
+        pages reusable only after Region.released."""
+        if not self._connection.ours():
+            return  # a forked child; the session is its parent's
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        os.write(self._stop_write, b"x")
+        self._thread.join()
+        with self._wakeup:
+            while self._sleeper:
+                self._wakeup.wait(0.1)
+            self._event = -1
+            self._close_fds()
+
+    # Inside. _attach, _detach and _latch run on the client's thread, so they need no order among themselves.
+
+    def _attach(self, room: Room, slot: int, tag: int) -> None:
+        with self._lock:
+            before = self._rooms.get(slot)
+            if before is not None:  # its release is answered after this: the slot is not its own any more
+                before._bytes = _Fixed(before.poll() if isinstance(before._bytes, _Fixed) else KVPoll.Failed,
+                                       Residency.RELEASED)
+            room._index = self._page.words_at + 8 * slot
+            room._slot, room._tag = slot, tag
+            self._rooms[slot] = self._fresh[slot] = self._unseen[slot] = room
+            self._local += 1
+            seen = self._page.word(slot) >> 16 == tag
+            room._bytes = self._page.map if seen else _NotYet(room)
+            if seen:
+                self._look(slot, room)
+
+    def _look(self, slot: int, room: Room) -> None:
+        """Forgets that a room was unseen once its word is there and the plane has caught up with it."""
+        word = self._page.word(slot)
+        if word >> 16 == room._tag and self._page.map[self._page.plane_at + slot] == word & 0xFF:
+            self._unseen.pop(slot, None)
+
+    def _detach(self, room: Room, status: int) -> None:
+        with self._lock:
+            room._bytes = _Fixed(status if KVPoll.terminal(status) else KVPoll.Failed, Residency.RELEASED)
+            for rooms in (self._rooms, self._fresh, self._unseen):
+                if rooms.get(room._slot) is room:
+                    del rooms[room._slot]
+
+    def _run(self) -> None:
+        try:
+            why = self._attend()
+        except TerminusError as e:
+            why = str(e)
+        except Exception as e:  # never silently: what watches the engine is gone, hence so is the engine
+            why = f"the client's own thread failed: {e!r}"
+        self._latch(why)
+        pause = 0.002
+        poller = select.poll()
+        poller.register(self._stop_read, select.POLLIN)
+        while not self._closing and not self._prove():
+            if poller.poll(pause * 1000):
+                break
+            pause = min(pause * 2, 1.0)
+
+    def _attend(self) -> str:
+        """Reads answers and watches the engine until it is lost; returns why."""
+        connection, page = self._connection, self._page
+        poller = select.poll()
+        for fd in (connection.fileno(), self._stop_read, self._pidfd):
+            if fd >= 0:
+                poller.register(fd, select.POLLIN)
+        beat, still, last = page.beat, 0.0, time.monotonic()
+        while True:
+            ready = {fd for fd, _ in poller.poll(_TICK * 1000)}
+            if self._stop_read in ready:
+                self.loss_reason = "worker_lost"
+                return "the client was closed"
+            exited = self._pidfd in ready
+            read = connection.pump() if ready else 0
+            while exited and read:  # what it said before it went still counts
+                read = connection.pump()
+            if exited:
+                return "the engine's process exited"
+            if read is None:
+                refusal = connection.refusal
+                return f"the engine closed the connection: {refusal}" if refusal else "the engine closed the connection"
+            if read:
+                self._nudge()
+            now = time.monotonic()
+            step, last = now - last, now
+            if page.beat != beat:
+                beat, still, self.unresponsive = page.beat, 0.0, False
+                continue
+            still += min(step, _PAUSE)
+            if still >= self._lost_after:
+                return f"the engine gave no sign of life for {still:.1f} s"
+            self.unresponsive = still >= self._suspect_after
+
+    def _latch(self, why: str) -> None:
+        """Socket first: an engine that wakes up must find the session closed before we judge its rooms."""
+        self._connection.shut(EngineLost(why))
+        page = self._page
+        with self._lock:
+            frozen = bytearray(page.map)
+            for slot, room in self._rooms.items():
+                status, residency = room.poll(), room.residency()
+                if not (KVPoll.terminal(status) and room.reusable):
+                    residency = Residency.QUARANTINED if room._given else Residency.NONE
+                if not KVPoll.terminal(status):
+                    status = KVPoll.Failed
+                frozen[room._index] = frozen[page.plane_at + slot] = status | residency << 3
+                room._bytes = frozen
+            self._unseen = {}
+            self._fresh = dict(self._rooms)
+            self._current = frozen
+            self._local += 1
+            self.lost = why
+        self._latched.set()
+        self._connection.fail()
+        self._wake()
+
+    def _prove(self) -> bool:
+        """After a loss: whether no region can be written by others any more; rooms' pages are fenced once so."""
+        with self._lock:
+            if self._proven or self.lost is None:
+                return self._proven
+            if not self.provable or not all(r.released() for r in self._regions if r._owner is self):
+                return False
+            frozen, page = self._current, self._page
+            assert isinstance(frozen, bytearray)
+            for slot, room in self._rooms.items():
+                if room.residency() == Residency.QUARANTINED:
+                    frozen[room._index] = frozen[page.plane_at + slot] = room.poll() | Residency.FENCED << 3
+            self._fresh = dict(self._rooms)
+            self._local += 1
+            self._proven = True
+        self._wake()
+        return True
+
+    def _nudge(self) -> None:
+        """Wakes a sleeper after answers: they change what a room reads without a change on the page."""
+        with self._wakeup:
+            if self._sleeper and self._event >= 0:
+                self._ring()
+
+    def _ring(self) -> None:
+        try:
+            os.write(self._event, (1).to_bytes(8, "little"))
+        except BlockingIOError:
+            pass  # full of wakes
+
+    def _wake(self) -> None:
+        """Wakes every sleeper, now and from now on: the pipe is never emptied."""
+        with self._wakeup:
+            if self._fds:
+                try:
+                    os.write(self._wake_write, b"x")
+                except BlockingIOError:
+                    pass
+                if self._event >= 0:
+                    self._ring()  # for those who sleep on fileno
+            self._wakeup.notify_all()
+
+    def _until(self, done: Callable[[], bool], timeout: float) -> bool:
+        """Waits until done() says so: look, sleep, look again. One thread sleeps on the eventfd for all."""
+        self._connection.flush()
+        deadline = time.monotonic() + timeout
+        with self._wakeup:
+            while not done():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                if self.lost is not None:
+                    self._wakeup.release()
+                    try:
+                        self._prove()
+                    finally:
+                        self._wakeup.acquire()
+                    if not done():
+                        self._wakeup.wait(min(left, 0.02))
+                elif self._sleeper:
+                    self._wakeup.wait(left)
+                else:
+                    self._sleeper = True
+                    self._wakeup.release()
+                    try:
+                        self._sleep(left)
+                    finally:
+                        self._wakeup.acquire()
+                        self._sleeper = False
+                        self._wakeup.notify_all()
+        return True
+
+    def _sleep(self, seconds: float) -> None:
+        poller = select.poll()
+        poller.register(self._wake_read, select.POLLIN)
+        if self._event >= 0:
+            poller.register(self._event, select.POLLIN)
+        else:
+            seconds = min(seconds, 0.002)  # nobody wakes us
+        if any(fd == self._event for fd, _ in poller.poll(min(seconds, 1.0) * 1000 + 1)):
+            try:
+                os.read(self._event, 8)
+            except BlockingIOError:
+                pass

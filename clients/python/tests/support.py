@@ -1,0 +1,23 @@
+"""Puts the package on the path, and polls for conditions: this machine's clock proves nothing."""
+import os
+import sys
+import time
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
+
+
+def descriptors():
+    """Open descriptors of this process."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+class Case(unittest.TestCase):
+    def eventually(self, condition, seconds=20.0):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                self.fail("the condition never held")
+            time.sleep(0.002)

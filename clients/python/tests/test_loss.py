@@ -1,0 +1,256 @@
+"""The end of an engine: which rooms fail, and when pages are reusable after it."""
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+import support
+from fake_engine import FakeEngine
+from terminus_client import (BadDescriptor, Client, EngineLost, KVPoll, NotReusable, Region, Residency, Tensor)
+from terminus_client.memory import proof_works, writers_gone
+
+FAKE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_engine.py")
+
+
+class LossCase(support.Case):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="t")
+        self.path = os.path.join(self.dir, "w")
+        self.children = []
+
+    def tearDown(self):
+        for p in self.children:
+            if p.poll() is None:
+                p.kill()
+            p.wait()
+            p.stdout.close()
+            p.stdin.close()
+        shutil.rmtree(self.dir)
+
+    def spawn(self, *args):
+        """An engine in its own process."""
+        p = subprocess.Popen([sys.executable, FAKE, self.path, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.children.append(p)
+        self.assertEqual(p.stdout.readline(), b"ready\n")
+        return p
+
+    def rooms(self, c):
+        """Four rooms: without pages, armed, ended and quiet, ended and not quiet."""
+        pool = c.add_pool(4, [Tensor(c.create_region(1 << 16), 0, 4096, 4096)])
+        empty, armed, done, aborted = (c.open(i) for i in range(4))
+        for room in (armed, done, aborted):
+            room.send([(pool, [room.id])])
+        done.send(last=True)
+        aborted.abort()
+        return empty, armed, done, aborted
+
+
+class Killed(LossCase):
+    def test_killed(self):
+        engine = self.spawn()
+        with Client(self.path, "g", "source") as c:
+            empty, armed, done, aborted = rooms = self.rooms(c)
+            self.assertEqual([r.poll() for r in rooms], [1, 3, 4, 0])
+            c.changes()
+            waited = []
+            sleeper = threading.Thread(target=lambda: waited.append(armed.wait(20)))
+            sleeper.start()
+            engine.kill()
+            sleeper.join(20)
+            self.assertEqual(waited, [KVPoll.Failed])
+            self.assertEqual([r.poll() for r in rooms], [0, 0, 4, 0])
+            statuses = c.poll_all()
+            self.assertEqual([statuses[r.slot] for r in rooms], [0, 0, 4, 0])
+            self.assertEqual((empty.reusable, done.reusable), (True, True))
+            self.assertEqual([r.failure().reason for r in rooms],
+                             ["engine_lost", "engine_lost", "success", "engine_lost"])
+            self.assertEqual(set(c.changes()), set(rooms))
+            for room in (armed, aborted):
+                self.assertTrue(room.wait_reusable(20))
+                self.assertEqual((room.poll(), room.residency()), (KVPoll.Failed, Residency.FENCED))
+            self.assertEqual(armed.send([(0, [1])]), "engine_lost")
+            self.assertEqual(armed.abort(), "engine_lost")
+            self.assertRaises(EngineLost, c.open, 9)
+            self.assertRaises(EngineLost, c.create_region, 4096)
+            self.assertRaises(EngineLost, done.aux)
+            for room in rooms:
+                room.release()
+                self.assertEqual(room.residency(), Residency.RELEASED)
+            self.assertEqual([r.poll() for r in rooms], [0, 0, 4, 0])
+
+    def test_stopped_process_keeps_pages(self):
+        """The socket ends, yet a child of the engine has its descriptors and mapping: no page is reusable."""
+        engine = self.spawn("hold")
+        with Client(self.path, "g", "source") as c:
+            empty, armed, done, aborted = self.rooms(c)
+            engine.stdin.write(b"\n")
+            engine.stdin.flush()
+            child = int(engine.stdout.readline())
+            try:
+                engine.kill()  # the child holds the socket: only the pidfd tells
+                self.assertEqual(armed.wait(20), KVPoll.Failed)
+                self.assertIn("exited", c.lost)
+                self.assertFalse(armed.wait_reusable(0.3))
+                self.assertEqual(armed.residency(), Residency.QUARANTINED)
+                self.assertRaises(NotReusable, armed.release)
+                self.assertTrue(done.reusable)
+            finally:
+                os.kill(child, signal.SIGKILL)
+            self.assertTrue(armed.wait_reusable(20))
+            self.assertTrue(aborted.reusable)
+            self.assertEqual(armed.residency(), Residency.FENCED)
+
+    def test_region_goes_to_the_next_engine(self):
+        engine = self.spawn()
+        with Client(self.path, "g", "source") as c:
+            region = c.create_region(4096)
+            region.buf[:3] = b"abc"
+            with self.assertRaises(NotReusable):
+                c.add_region(region)
+            engine.kill()
+            self.eventually(lambda: c.lost is not None and region.released())
+        os.unlink(self.path)
+        self.spawn()
+        with Client(self.path, "g", "source") as c:
+            c.add_region(region)
+            self.assertEqual(bytes(region.buf[:3]), b"abc")
+            self.assertEqual(c.add_pool(1, [Tensor(region, 0, 4096, 4096)]), 0)
+            self.assertFalse(region.released())
+        region.close()
+        region.close()
+
+
+class InProcess(LossCase):
+    def setUp(self):
+        super().setUp()
+        self.engine = FakeEngine(self.path)
+
+    def tearDown(self):
+        self.engine.close()
+        super().tearDown()
+
+    def test_frozen_beat(self):
+        with Client(self.path, "g", "source", suspect_after=0.3, lost_after=1.5) as c:
+            room = c.open(1)
+            self.engine.beating = False
+            self.eventually(lambda: c.unresponsive)
+            self.assertEqual((room.poll(), c.lost), (KVPoll.Bootstrapping, None))
+            self.engine.beating = True
+            self.eventually(lambda: not c.unresponsive)
+            self.engine.beating = False
+            at_latch = []
+            connection = c._connection
+            fail = connection.fail
+            connection.fail = lambda: (at_latch.append(connection.fileno()), fail())
+            self.assertEqual(room.wait(20), KVPoll.Failed)
+            self.assertIn("no sign of life", c.lost)
+            self.eventually(lambda: at_latch == [-1])  # the socket was closed first
+            self.engine.session.page.set(0, 4, 4)  # it wakes up and says Success: too late
+            self.assertEqual((room.poll(), c.poll_all()[0]), (KVPoll.Failed, KVPoll.Failed))
+            self.assertEqual(room.failure().reason, "engine_lost")
+
+    def test_unanswered_pages_are_not_free(self):
+        """The engine may have read the request whose answer never came."""
+        with Client(self.path, "g", "destination") as c:
+            c.create_region(4096)
+            room = c.open(1, "p")
+            self.engine.on["register"] = lambda s, h, p, f: s.conn.shutdown(socket.SHUT_RDWR)
+            self.assertEqual(room.register([(0, [1])]), "engine_lost")
+            self.assertEqual((room.poll(), room.residency(), room.reusable),
+                             (KVPoll.Failed, Residency.QUARANTINED, False))
+            self.assertFalse(room.wait_reusable(0.05))
+            mapped, lease = self.engine.session.regions[1]
+            os.close(lease)  # the end of the lease alone is no proof: the mapping is still there
+            self.assertFalse(room.wait_reusable(0.1))
+            mapped.close()
+            self.engine.session.regions = {}
+            self.assertTrue(room.wait_reusable(20))
+            self.assertEqual(room.residency(), Residency.FENCED)
+
+    def test_no_proof_here(self):
+        with Client(self.path, "g", "source") as c:
+            c.provable = False
+            room = c.open(1)
+            room.send([(0, [1])])
+            self.engine.session.conn.shutdown(socket.SHUT_RDWR)
+            self.assertEqual(room.wait(20), KVPoll.Failed)
+            self.assertFalse(room.wait_reusable(0.1))
+
+    def test_close(self):
+        c = Client(self.path, "g", "source")
+        region = c.create_region(4096)
+        live, done = c.open(1), c.open(2)
+        live.send([(0, [1])])
+        done.send(last=True)
+        pending = []
+        self.engine.on["failure"] = lambda s, h, p, f: pending.append(1)
+        asker = threading.Thread(target=lambda: pending.append(live.failure()))
+        asker.start()
+        self.eventually(lambda: pending)
+        c.close()
+        c.close()
+        asker.join(20)
+        self.assertEqual(pending[1][:3], (KVPoll.Failed, Residency.QUARANTINED, "worker_lost"))
+        self.assertEqual((live.poll(), done.poll()), (KVPoll.Failed, KVPoll.Success))
+        self.assertEqual(live.failure().reason, "worker_lost")
+        self.assertRaises(EngineLost, c.open, 3)
+        self.assertEqual((live.wait(0), c.wait(0.01), c.wait(0.01)), (KVPoll.Failed, True, False))
+        self.assertFalse(region.released() or live.wait_reusable(0.01))
+        mapped, lease = self.engine.session.regions.pop(1)
+        mapped.close()
+        os.close(lease)
+        self.assertTrue(live.wait_reusable(20) and region.released())
+        region.buf[0] = 1
+
+    def test_requests_in_flight(self):
+        with Client(self.path, "g", "source") as c:
+            self.engine.on["open"] = lambda s, h, p, f: h["room"] == 3 and s.conn.shutdown(socket.SHUT_RDWR) or None
+            rooms = []
+            try:
+                for i in range(1, 6):
+                    rooms.append(c.open(i, wait=False))
+            except EngineLost:
+                pass  # the socket may be gone before the last of them
+            for room in rooms:
+                self.assertEqual(room.wait(20), KVPoll.Failed)
+                self.assertTrue(room.reusable)
+                self.assertEqual(room.failure().reason, "engine_lost")
+
+    def test_watcher_fault_is_a_loss(self):
+        """Whatever breaks the client's own thread, rooms do not stay as they are for ever."""
+        with Client(self.path, "g", "source") as c:
+            room = c.open(1)
+            c._connection.pump = lambda: 1 // 0
+            self.assertEqual(room.failure().reason, "engine_lost")
+            self.assertIn("ZeroDivisionError", c.lost)
+            self.assertEqual(room.poll(), KVPoll.Failed)
+
+
+class Proof(support.Case):
+    def test_self_test(self):
+        self.assertTrue(proof_works())
+
+    def test_writers(self):
+        region = Region(4096)
+        self.assertTrue(writers_gone(region._fd))
+        out = os.open(f"/proc/self/fd/{region._fd}", os.O_RDWR)
+        self.assertFalse(writers_gone(region._fd))
+        mapped = __import__("mmap").mmap(out, 4096)
+        os.close(out)
+        self.assertFalse(writers_gone(region._fd))
+        mapped.close()
+        self.assertTrue(writers_gone(region._fd))
+        self.assertTrue(region.released())
+        region.close()
+
+    def test_codes(self):
+        self.assertEqual(BadDescriptor("x").code, "bad_fd")
+
+
+if __name__ == "__main__":
+    unittest.main()
