@@ -2966,7 +2966,7 @@ func (x *Busy) GetSubject() uint64 {
 // (plugin → host): the plugin gives up; the host treats it as death with this reason.
 type Fault struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Rule          string                 `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`   // "R1" … "R12", or "frame"
+	Rule          string                 `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`   // "R1" … "R12", or "frame"; "backend" from a plugin that gives up
 	Field         string                 `protobuf:"bytes,2,opt,name=field,proto3" json:"field,omitempty"` // e.g. "Submit.peer"
 	Detail        string                 `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
 	unknownFields protoimpl.UnknownFields
