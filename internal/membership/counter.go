@@ -1,0 +1,91 @@
+package membership
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// nextIncarnation counts up the number in file and makes it durable before it returns, so that no
+// incarnation is ever used twice, whenever the process or the machine dies. The caller holds the
+// node's lock. When the file does not exist the count starts at the Unix time in milliseconds:
+// engines start less often than that, so a lost file does not bring old numbers back.
+func nextIncarnation(file string) (uint64, error) {
+	var last uint64
+	b, err := os.ReadFile(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		last = uint64(time.Now().UnixMilli())
+	case err != nil:
+		return 0, fmt.Errorf("incarnation counter: %w", err)
+	default:
+		// The second word is the boot id of the machine, for the reader of the file only.
+		word, _, _ := strings.Cut(string(b), " ")
+		if last, err = strconv.ParseUint(word, 10, 63); err != nil {
+			return 0, fmt.Errorf("incarnation counter %s is damaged (%w): remove it, the count then starts from the clock", file, err)
+		}
+	}
+	host, err := HostID()
+	if err != nil {
+		return 0, err
+	}
+	if err := writeFile(file, fmt.Appendf(nil, "%d %s\n", last+1, host), true); err != nil {
+		return 0, fmt.Errorf("incarnation counter: %w", err)
+	}
+	return last + 1, nil
+}
+
+// writeFile replaces file in one step. durable makes it survive a power cut.
+func writeFile(file string, b []byte, durable bool) (err error) {
+	dir := filepath.Dir(file)
+	f, err := os.CreateTemp(dir, ".new-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			os.Remove(f.Name())
+		}
+	}()
+	_, err = f.Write(b)
+	if err == nil && durable {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), file); err != nil {
+		return err
+	}
+	if !durable {
+		return nil
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// makeDir creates dir with mode 0700, or checks that nobody else can write to it.
+func makeDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	if st.Uid != uint32(os.Geteuid()) || st.Mode&0o022 != 0 {
+		return fmt.Errorf("%s belongs to user %d with mode %04o: want user %d and no write access for others (chmod 0700)", dir, st.Uid, st.Mode&0o7777, os.Geteuid())
+	}
+	return nil
+}
