@@ -211,9 +211,7 @@ func (m *Machine) expire() {
 func (m *Machine) fired(idx int32, c class) {
 	switch c {
 	case clkTombstone:
-		m.expiring = idx
 		m.evict(idx)
-		m.expiring = nil32
 	case clkDrain:
 		m.step(idx, statemachine.Event{Kind: statemachine.OnDrainClock})
 	default:
@@ -270,10 +268,8 @@ func (m *Machine) setClocks(idx int32) {
 				m.arm(idx, slotPhase, clkDrain)
 			}
 		case m.forgettable(idx):
-			if r.timers[slotPhase].class != clkTombstone {
-				m.arm(idx, slotPhase, clkTombstone)
-				m.bury(r.peer)
-			}
+			m.keep(idx, slotPhase, clkTombstone)
+			m.bury(idx)
 		default:
 			m.disarm(idx, slotPhase)
 		}
@@ -282,18 +278,38 @@ func (m *Machine) setClocks(idx int32) {
 
 // bury counts a new tombstone of a peer; beyond the cap the peer's oldest is evicted, which costs
 // nothing but time if its counterpart still asks.
-func (m *Machine) bury(id PeerID) {
-	if id == nilPeer {
+func (m *Machine) bury(idx int32) {
+	r := m.rooms.at(idx)
+	if r.buried {
 		return
 	}
-	p := m.peer(id)
-	if p.tombs++; p.tombs <= m.cfg.Limits.Tombstones {
+	r.buried = true
+	n := m.tombs(r.peer)
+	if *n++; *n <= m.cfg.Limits.Tombstones {
 		return
 	}
 	for t := m.clocks.queue[clkTombstone].head; t != nil32; t = m.timer(t).next {
-		if idx := t / numTimers; m.rooms.at(idx).peer == id {
-			m.evict(idx)
+		if old := t / numTimers; m.rooms.at(old).buried && m.rooms.at(old).peer == r.peer {
+			m.evict(old)
 			return
 		}
 	}
+}
+
+// tombs is the count of tombstones of a peer; rooms that never met one have a count of their own.
+func (m *Machine) tombs(p PeerID) *int32 {
+	if p == nilPeer {
+		return &m.peerless
+	}
+	return &m.peer(p).tombs
+}
+
+// setPeer notes the engine at the other end of a record. A tombstone moves to that peer's count.
+func (m *Machine) setPeer(idx int32, to PeerID) {
+	r := m.rooms.at(idx)
+	if r.buried {
+		*m.tombs(r.peer)--
+		*m.tombs(to)++
+	}
+	r.peer = to
 }

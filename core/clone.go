@@ -71,12 +71,34 @@ func (m *Machine) Hash() uint64 {
 		p := m.plugins[b]
 		h.put(int64(b), int64(p.epoch), flag(p.up), flag(p.down))
 	}
+	for _, id := range slices.Sorted(maps.Keys(m.sessions)) {
+		s := m.sessions[id]
+		h.put(int64(id), int64(s.group), int64(s.role), int64(s.rank), int64(s.size), int64(len(s.slots)), int64(s.live), int64(s.pinned), flag(s.down))
+		for _, p := range s.pools {
+			h.put(int64(p.id), int64(p.pages), int64(p.layers), p.pageBytes)
+		}
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(m.groups), func(a, b groupPair) int {
+		return cmp.Or(cmp.Compare(a.own, b.own), cmp.Compare(a.peer, b.peer))
+	}) {
+		g := m.groups[k]
+		h.put(int64(k.own), int64(k.peer), int64(g.peer), int64(g.role), int64(g.size), int64(g.reason), int64(len(g.backends)))
+		for _, b := range g.backends {
+			h.put(int64(b))
+		}
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(m.remotePools), func(a, b remotePool) int {
+		return cmp.Or(cmp.Compare(a.peer, b.peer), cmp.Compare(a.pool, b.pool))
+	}) {
+		p := m.remotePools[k]
+		h.put(int64(k.peer), int64(k.pool), int64(p.pages), int64(p.layers), p.pageBytes)
+	}
 	for _, w := range m.waiting {
 		if r := m.rooms.at(w); r.sm.State.Live() && !r.sm.Admitted {
 			h.put(r.id, int64(r.sm.Role))
 		}
 	}
-	h.put(flag(m.draining), m.pinned)
+	h.put(flag(m.draining), m.pinned, int64(m.unproven))
 	return h.Sum64()
 }
 

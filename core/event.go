@@ -65,6 +65,9 @@ const (
 	PeerLost
 	// PeerFrame: Frame.
 	PeerFrame
+	// PeerBadFrame: a frame that broke the wire protocol; Frame has Kind, Room, S and D as far as they
+	// could be read, Detail says what is wrong. It ends the room that it names (R12).
+	PeerBadFrame
 )
 
 // Events of plugins. Backend and Epoch name the plugin process.

@@ -40,6 +40,7 @@ type room struct {
 	confirmOwed bool // D: Confirm waits for the grant
 	told        bool // P: last Progress said outstanding
 	counted     bool // in the live counts
+	buried      bool // in its peer's count of tombstones
 	parked      bool // P: left the scheduler because its backend is not up
 	grant       grantState
 	rungArmed   statemachine.Rung
@@ -204,7 +205,7 @@ type placeholder struct {
 	d     statemachine.Opener
 	att   uint64
 	peer  PeerID
-	group int32
+	group string
 }
 
 type remotePool struct {
@@ -252,8 +253,9 @@ type Machine struct {
 	drained  bool
 	stats    Stats
 
-	registering int32 // the record whose Register is being handled, else nil32
-	expiring    int32 // the tombstone whose clock fired, else nil32
+	registering int32  // the record whose Register is being handled, else nil32
+	peerless    int32  // tombstones of no peer
+	unproven    uint64 // sequence up to which a forgotten source may have lost ops with their writer
 }
 
 type markDue struct {
@@ -281,7 +283,7 @@ func New(cfg Config) (*Machine, error) {
 		heads: map[roomKey]int32{}, marks: map[markKey]mark{}, placeholders: map[int64]placeholder{},
 		aux: map[int32]auxRecord{}, details: map[int32]string{}, sessions: map[SessionID]*session{},
 		groups: map[groupPair]*group{}, remotePools: map[remotePool]pool{}, plugins: map[int32]*plugin{},
-		ids: map[string]int32{}, registering: nil32, expiring: nil32,
+		ids: map[string]int32{}, registering: nil32,
 	}, nil
 }
 
@@ -307,7 +309,7 @@ func (m *Machine) Step(now int64, in []Event, out *Effects) {
 func (m *Machine) event(e *Event) {
 	switch e.Kind {
 	case SessionUp:
-		m.sessions[e.Session] = &session{group: m.intern(e.Group), role: e.Role, rank: e.Rank, size: e.Size, slots: emptySlots(e.Slots)}
+		m.sessionUp(e)
 	case PoolUp:
 		m.poolUp(e)
 	case SessionDown:
@@ -345,6 +347,8 @@ func (m *Machine) event(e *Event) {
 	case PeerFrame:
 		m.heard(e.Peer)
 		m.frame(e.Peer, &e.Frame)
+	case PeerBadFrame:
+		m.badFrame(e.Peer, &e.Frame, e.Detail)
 	case PluginUp:
 		m.pluginUp(e)
 	case PluginLost:
@@ -393,6 +397,27 @@ func (m *Machine) intern(name string) int32 {
 	m.names = append(m.names, name)
 	m.ids[name] = id
 	return id
+}
+
+// maxNames bounds the group and backend names that outsiders may bring.
+const maxNames = 1 << 16
+
+// learn is intern for a name that came from outside; ok is false when there are too many.
+func (m *Machine) learn(name string) (id int32, ok bool) {
+	if _, known := m.ids[name]; !known && len(m.names) >= maxNames {
+		return nil32, false
+	}
+	return m.intern(name), true
+}
+
+// maxDetail bounds the words that a plugin or a peer may add to a verdict, bytes.
+const maxDetail = 1024
+
+// explain keeps words that go with the verdict of a record.
+func (m *Machine) explain(idx int32, detail string) {
+	if detail != "" {
+		m.details[idx] = detail[:min(len(detail), maxDetail)]
+	}
 }
 
 func (m *Machine) name(id int32) string {
@@ -456,9 +481,7 @@ func (m *Machine) end(idx int32, why statemachine.Reason, detail string) {
 	if !m.rooms.at(idx).sm.State.Live() {
 		return
 	}
-	if detail != "" {
-		m.details[idx] = detail
-	}
+	m.explain(idx, detail)
 	m.step(idx, statemachine.Event{Kind: statemachine.OnClock, Reason: why})
 }
 
@@ -611,10 +634,6 @@ func (m *Machine) rankDone(i int32) {
 func (m *Machine) forgettable(idx int32) bool {
 	r := m.rooms.at(idx)
 	if r.sm.State != statemachine.Ended || !r.sm.Ops.QuietLocal() {
-		return false
-	}
-	// An absent record answers "drained": one with lost ops must not be absent while its D can ask.
-	if r.sm.Ops.Lost > 0 && r.peer != nilPeer && m.peer(r.peer).inc == r.sm.Pair.Inc {
 		return false
 	}
 	if r.sm.Role == statemachine.Destination && !r.sm.Pages.Reusable() {

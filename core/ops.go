@@ -101,11 +101,6 @@ func (m *Machine) submit(idx int32) bool {
 		Source: m.out.runs[start:mid:mid], Destination: m.out.runs[mid:len(m.out.runs):len(m.out.runs)],
 		LayerFrom: c.layerFrom, LayerTo: c.layerTo, Priority: r.priority, Bytes: bytes,
 	}
-	if t := &r.timers[slotTransfer]; t.class != noClock {
-		e.DeadlineIn = max(t.due-m.now, 1)
-	}
-	m.plugin(e)
-
 	c.off += took
 	if c.off == c.pages {
 		kk.head = c.next
@@ -123,6 +118,12 @@ func (m *Machine) submit(idx int32) bool {
 	m.policy.Charge(r.peer, bytes)
 	m.record(Record{Kind: RecOp, Op: id, Bytes: bytes}, idx)
 	m.step(idx, statemachine.Event{Kind: statemachine.OnSubmit})
+	for _, slot := range []int{slotTransfer, slotDeadline} {
+		if t := &m.rooms.at(idx).timers[slot]; t.class != noClock && (e.DeadlineIn == 0 || t.due-m.now < e.DeadlineIn) {
+			e.DeadlineIn = max(t.due-m.now, 1)
+		}
+	}
+	m.plugin(e)
 	if r := m.rooms.at(idx); r.held > 0 {
 		m.policy.Add(idx, r.peer, r.held, r.priority, m.now)
 	} else {
@@ -246,8 +247,8 @@ func (m *Machine) opEnd(e *Event) {
 	case why == statemachine.None:
 		why = statemachine.TransferFailed
 	}
-	if r.sm.State == statemachine.Confirmed && e.Detail != "" {
-		m.details[idx] = e.Detail
+	if r.sm.State == statemachine.Confirmed {
+		m.explain(idx, e.Detail)
 	}
 	m.step(idx, statemachine.Event{Kind: statemachine.OnOpFailed, Reason: why})
 }
@@ -342,8 +343,8 @@ func (m *Machine) pluginLost(e *Event) {
 		oo.state = opDead
 		r.sm.Ops.Dead++
 		k.ops.Dead++
-		if r.sm.State == statemachine.Confirmed && why != statemachine.None && e.Detail != "" {
-			m.details[idx] = e.Detail
+		if r.sm.State == statemachine.Confirmed && why != statemachine.None {
+			m.explain(idx, e.Detail)
 		}
 		m.step(idx, statemachine.Event{Kind: statemachine.OnPluginLost, Reason: why})
 	}
@@ -351,9 +352,7 @@ func (m *Machine) pluginLost(e *Event) {
 		r := m.rooms.at(idx)
 		if r.sm.Role == statemachine.Destination && r.backend == b && r.epoch == e.Epoch {
 			r.grant = noGrant
-			if e.Detail != "" {
-				m.details[idx] = e.Detail
-			}
+			m.explain(idx, e.Detail)
 			m.step(idx, statemachine.Event{Kind: statemachine.OnPluginLost, Reason: statemachine.PluginLost})
 		}
 	})

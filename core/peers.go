@@ -3,6 +3,7 @@ package core
 import (
 	"fmt"
 	"hash/crc32"
+	"slices"
 	"time"
 
 	"github.com/terminus-kv/terminus/core/layout"
@@ -35,6 +36,7 @@ func (m *Machine) peerHello(e *Event) {
 		})
 		m.forgetPeer(e.Peer)
 	}
+	m.forgetHolds(e.Peer) // Resync registers again what still stands
 	m.eachRecord(func(idx int32, r *room) {
 		if r.peer == e.Peer {
 			m.resync(idx)
@@ -49,6 +51,10 @@ func (m *Machine) resync(idx int32) {
 	switch r.sm.State {
 	case statemachine.Offered, statemachine.Confirmed:
 		m.sendFrame(idx, &statemachine.Send{Kind: FrameBound, S: own, D: pair, Att: r.sm.Att})
+		if r := m.rooms.at(idx); r.sm.Started { // or the judge's stall clock runs on what was said last
+			r.told = !r.outstanding
+			m.tell(idx)
+		}
 	case statemachine.Committed:
 		m.sendFrame(idx, &statemachine.Send{Kind: FrameRankEnd, S: own, D: pair, Quiet: r.sm.RankQuiet})
 	case statemachine.Opened:
@@ -94,6 +100,7 @@ func (m *Machine) peerDead(id PeerID) {
 	}
 	p.dead, p.ready = true, false
 	m.stats.PeersDead++
+	m.forgetHolds(id)
 	m.eachRecord(func(idx int32, r *room) {
 		if r.peer == id && !r.sm.Pair.IsZero() {
 			m.step(idx, statemachine.Event{Kind: statemachine.OnPeerDead})
@@ -101,14 +108,19 @@ func (m *Machine) peerDead(id PeerID) {
 	})
 }
 
-// forgetPeer drops what belongs to an older incarnation of the peer: placeholders and abort marks.
-func (m *Machine) forgetPeer(id PeerID) {
+// forgetHolds drops the placeholders of a peer whose link is over. An Abort of one of them may have
+// been lost with the link, and a destination that is still registered says so again after Hello.
+func (m *Machine) forgetHolds(id PeerID) {
 	for room, h := range m.placeholders {
-		if h.peer == id && h.d.Inc != m.peer(id).inc {
+		if h.peer == id {
 			delete(m.placeholders, room)
 			m.peer(id).holds--
 		}
 	}
+}
+
+// forgetPeer drops what belongs to an older incarnation of the peer: abort marks and pools.
+func (m *Machine) forgetPeer(id PeerID) {
 	for k, mk := range m.marks {
 		if mk.peer == id {
 			m.dropMark(k, mk)
@@ -173,22 +185,39 @@ func (m *Machine) frame(from PeerID, f *Frame) {
 	m.stats.FramesIn[min(f.Kind, statemachine.NumFrameKinds-1)]++
 	e := statemachine.Event{Kind: statemachine.OnFrame, Frame: f.Kind, Outcome: f.Outcome, Reason: f.Reason, Quiet: f.Quiet, S: f.S, D: f.D, Att: f.Att}
 	e.OwnInc = f.S.Inc == m.cfg.Incarnation
+	e.Unproven = f.S.Seq <= m.unproven
+	if inc := m.peer(from).inc; (f.Kind == FrameRegister || f.Kind == FrameQueued) && f.D.Inc != inc || f.Kind == FrameBound && f.S.Inc != inc {
+		m.stats.Dropped++ // of an older incarnation: nobody would hear the answer
+		return
+	}
 	switch f.Kind {
 	case FrameQueued, FrameRegister, FrameConfirm, FrameVerdict:
 		m.toSource(from, f, e)
 	case FrameBound, FrameProgress, FrameRankEnd, FrameDrained:
 		m.toDestination(from, f, e)
 	case FrameAbort:
-		if f.S.IsZero() && !f.D.IsZero() {
-			if own := m.byOwn(roomKey{f.Room, statemachine.Source}, f.S); own == nil32 {
-				m.toSource(from, f, e)
-			}
-			return
+		if f.S.IsZero() && !f.D.IsZero() && !m.returned(from, f) {
+			m.toSource(from, f, e)
+		} else {
+			m.toDestination(from, f, e)
 		}
-		m.toDestination(from, f, e)
 	default:
 		m.stats.Dropped++ // group frames: groups that span engines are refused
 	}
+}
+
+// returned tells Abort(0,d), the answer to a placeholder that was dropped, from Abort(d), the word of an
+// unbound destination that ended. The opener says whose d it is, except on the link of an engine to
+// itself; there, one that ended is not live.
+func (m *Machine) returned(from PeerID, f *Frame) bool {
+	if f.D.Inc != m.cfg.Incarnation {
+		return false
+	}
+	if m.peer(from).inc != m.cfg.Incarnation {
+		return true
+	}
+	d := m.byOwn(roomKey{f.Room, statemachine.Destination}, f.D)
+	return d != nil32 && m.rooms.at(d).sm.State.Live()
 }
 
 // first returns the first record that one of the predicates accepts, in the predicates' order.
@@ -245,10 +274,9 @@ func (m *Machine) toSource(from PeerID, f *Frame, e statemachine.Event) {
 		}
 		r.peerQueued = false
 	}
-	pairless := r.sm.Pair.IsZero()
 	old := r.sm.State
-	if pairless {
-		r.peer = from
+	if r.sm.Pair.IsZero() && f.Att == r.sm.Att {
+		m.setPeer(idx, from)
 	}
 	if f.Kind == FrameRegister {
 		m.registering = idx
@@ -314,12 +342,15 @@ func (m *Machine) remember(from PeerID, f *Frame, role statemachine.Role, o *sta
 		if h, ok := m.placeholders[f.Room]; ok {
 			m.peer(h.peer).holds--
 			delete(m.placeholders, f.Room)
+			if h.peer != from { // another engine's destination would wait in vain
+				m.sendTo(h.peer, Frame{Kind: FrameAbort, Room: f.Room, D: h.d, Att: h.att, Reason: statemachine.StaleRoom})
+			}
 		}
 		if p.holds >= m.cfg.Limits.PeerMarks {
 			m.sendTo(from, Frame{Kind: FrameAbort, Room: f.Room, D: f.D, Att: f.Att, Reason: statemachine.StaleRoom})
 			m.stats.Dropped++
 		} else {
-			m.placeholders[f.Room] = placeholder{f.D, f.Att, from, m.intern(f.Group)}
+			m.placeholders[f.Room] = placeholder{f.D, f.Att, from, f.Group}
 			p.holds++
 		}
 	}
@@ -336,6 +367,9 @@ func (m *Machine) remember(from PeerID, f *Frame, role statemachine.Role, o *sta
 		mk := mark{from, m.now + int64(m.cfg.Clocks.Tombstone), m.seq}
 		m.marks[k] = mk
 		p.marks++
+		if len(m.markQueue) > 2*len(m.marks)+64 { // mostly marks that were consumed or renewed
+			m.markQueue = slices.DeleteFunc(m.markQueue, func(d markDue) bool { return m.marks[d.key].seq != d.seq })
+		}
 		m.markQueue = append(m.markQueue, markDue{k, mk.seq})
 	}
 }
@@ -376,12 +410,13 @@ func (m *Machine) toDestination(from PeerID, f *Frame, e statemachine.Event) {
 		return
 	}
 	r := m.rooms.at(idx)
+	if r.peer != nilPeer && r.peer != from && (!f.D.IsZero() || r.sm.Att == f.Att) {
+		m.stats.Dropped++ // another engine than the one that was asked
+		return
+	}
 	m.record(Record{Kind: RecFrameIn, Frame: f.Kind, Bytes: f.Bytes}, idx)
 	switch f.Kind {
 	case FrameBound:
-		if r.peer == nilPeer {
-			r.peer = from
-		}
 		if r.sm.State == statemachine.Registered {
 			r.clockLog2 = m.transferLog2(r.total)
 			r.peer = from
@@ -441,7 +476,7 @@ func (m *Machine) completes(idx int32, f *Frame) bool {
 	}
 	for i := range f.Sent {
 		for _, ps := range f.Sent[i].Parts {
-			if ps.Pages != 0 && m.part(idx, f.Sent[i].Rank, ps.Ordinal) == nil32 {
+			if ps.Pages < 0 || ps.Pages != 0 && m.part(idx, f.Sent[i].Rank, ps.Ordinal) == nil32 {
 				return false
 			}
 		}
@@ -478,7 +513,12 @@ func (m *Machine) part(idx, rankNo, ordinal int32) int32 {
 func (m *Machine) takePages(idx int32, from PeerID, f *Frame) {
 	r := m.rooms.at(idx)
 	r.peer, r.epoch = from, f.Epoch
-	r.backend = m.intern(f.Backend)
+	b, ok := m.learn(f.Backend)
+	if !ok {
+		m.end(idx, statemachine.Protocol, f.Kind.String()+".backend: too many different names")
+		return
+	}
+	r.backend = b
 	if f.Kind == FrameConfirm && len(f.Ranks) == 0 {
 		m.end(idx, statemachine.Protocol, "Confirm.ranks: the pages were asked for and are missing")
 		return
@@ -506,6 +546,10 @@ func (m *Machine) takePages(idx int32, from PeerID, f *Frame) {
 				return
 			}
 			n := layout.Pages(pp.Runs)
+			if n > int64(rpool.pages) {
+				m.end(idx, statemachine.Protocol, fmt.Sprintf("%s: %d pages of a pool of %d", where, n, rpool.pages))
+				return
+			}
 			if pp.Prefix < 0 || int64(pp.Prefix) > n || m.part(idx, rp.Rank, pp.Ordinal) != nil32 {
 				m.end(idx, statemachine.Protocol, where+": prefix out of range, or the pool is named twice")
 				return
@@ -628,4 +672,22 @@ func (m *Machine) sent(idx int32) []RankSent {
 		out = append(out, rs)
 	}
 	return out
+}
+
+// badFrame ends the live room that a malformed frame of its own peer names: what it meant to say is
+// lost, so the room cannot go on as if nothing had been said.
+func (m *Machine) badFrame(from PeerID, f *Frame, detail string) {
+	m.stats.Dropped++
+	for _, role := range []statemachine.Role{statemachine.Source, statemachine.Destination} {
+		own := f.S
+		if role == statemachine.Destination {
+			own = f.D
+		}
+		if own.IsZero() {
+			continue
+		}
+		if idx := m.byOwn(roomKey{f.Room, role}, own); idx != nil32 && m.rooms.at(idx).peer == from {
+			m.end(idx, statemachine.Protocol, fmt.Sprintf("%s of %s: %s", f.Kind, m.peer(from).node, detail))
+		}
+	}
 }

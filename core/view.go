@@ -31,7 +31,8 @@ type View struct {
 	Group, PeerGroup string
 	Backend          string
 	Epoch            uint32
-	Ranks, Size      int
+	Ranks            []int32 // that joined here
+	Size             int
 	Paged            int // ranks that registered, or sent their last
 	Age, Since       time.Duration
 	Total, Moved     int64
@@ -74,7 +75,7 @@ func (m *Machine) view(idx int32) View {
 		Room: r.id, Role: r.sm.Role, State: r.sm.State, Status: r.sm.Status(), Rung: r.sm.Rung, Reason: r.sm.Reason,
 		ByPeer: r.sm.ByPeer, Detail: m.details[idx], Admitted: r.sm.Admitted, Own: r.sm.Own, Pair: r.sm.Pair, Attempt: r.sm.Att,
 		Peer: r.peer, Group: m.name(r.group), PeerGroup: m.name(r.peerGroup), Backend: m.name(r.backend), Epoch: r.epoch,
-		Ranks: int(r.joined), Size: int(r.size), Paged: int(r.paged), Age: time.Duration(m.now - r.opened), Since: time.Duration(m.now - r.since),
+		Size: int(r.size), Paged: int(r.paged), Age: time.Duration(m.now - r.opened), Since: time.Duration(m.now - r.since),
 		Total: r.total, Moved: r.moved + r.flight, Held: r.held, Ops: r.sm.Ops, GrantPending: r.grant == grantAsked,
 	}
 	if r.peer != nilPeer {
@@ -91,6 +92,7 @@ func (m *Machine) view(idx int32) View {
 	}
 	v.Released = true
 	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
+		v.Ranks = append(v.Ranks, m.ranks.at(i).rank)
 		v.Released = v.Released && m.ranks.at(i).done
 	}
 	if v.Released && r.sm.State == statemachine.Ended && v.Residency.Reusable() {

@@ -3,6 +3,7 @@ package core
 import (
 	"fmt"
 	"hash/crc32"
+	"slices"
 
 	"github.com/terminus-kv/terminus/core/layout"
 	"github.com/terminus-kv/terminus/core/statemachine"
@@ -31,9 +32,25 @@ func (m *Machine) refuse(e *Event, format string, args ...any) {
 	m.reply(e, Reply{Code: Refused, Detail: fmt.Sprintf(format, args...)})
 }
 
+// maxPools bounds the pools of a session, maxRanks the ranks of a group.
+const (
+	maxPools = 1024
+	maxRanks = 1024
+)
+
+// sessionUp admits a worker. What the worker API never lets through is dropped.
+func (m *Machine) sessionUp(e *Event) {
+	if e.Size < 1 || e.Size > maxRanks || e.Rank < 0 || e.Rank >= e.Size || e.Slots < 0 || m.sessions[e.Session] != nil ||
+		(e.Role != statemachine.Source && e.Role != statemachine.Destination) {
+		m.stats.Dropped++
+		return
+	}
+	m.sessions[e.Session] = &session{group: m.intern(e.Group), role: e.Role, rank: e.Rank, size: e.Size, slots: emptySlots(e.Slots)}
+}
+
 func (m *Machine) poolUp(e *Event) {
 	s := m.sessions[e.Session]
-	if s == nil || s.down {
+	if s == nil || s.down || e.Ordinal < 0 || e.Ordinal >= maxPools || e.Pages < 0 || e.PageBytes < 0 {
 		m.stats.Dropped++
 		return
 	}
@@ -81,7 +98,11 @@ func (m *Machine) open(e *Event) {
 	}
 	peerGroup := nil32
 	if e.PeerGroup != "" {
-		peerGroup = m.intern(e.PeerGroup)
+		var ok bool
+		if peerGroup, ok = m.learn(e.PeerGroup); !ok {
+			m.refuse(e, "peer_group %q: %d different names were used; name groups that exist", e.PeerGroup, maxNames)
+			return
+		}
 		if why := m.groupTrouble(peerGroup, s); why != "" && s.role == statemachine.Destination {
 			m.refuse(e, "peer_group %q: %s", e.PeerGroup, why)
 			return
@@ -127,7 +148,7 @@ func (m *Machine) open(e *Event) {
 	m.rooms.at(idx).counted = true
 	m.record(Record{Kind: RecOpen}, idx)
 	if !ev.D.IsZero() {
-		m.rooms.at(idx).peer = hold.peer
+		m.setPeer(idx, hold.peer)
 	}
 	m.step(idx, ev)
 	m.enqueue(idx)
@@ -149,7 +170,7 @@ func (m *Machine) held(id int64, att uint64, admitted bool, idx int32) (placehol
 		return placeholder{}, statemachine.Opener{}
 	}
 	r := m.rooms.at(idx)
-	if r.peerGroup != nil32 && r.peerGroup != h.group {
+	if r.peerGroup != nil32 && m.name(r.peerGroup) != h.group {
 		return placeholder{}, statemachine.Opener{}
 	}
 	return h, h.d
@@ -210,6 +231,8 @@ func (m *Machine) join(e *Event, s *session, idx int32) {
 	switch {
 	case r.group != s.group:
 		m.refuse(e, "room %d is open by group %q", e.Room, m.name(r.group))
+	case int32(r.size) != s.size:
+		m.refuse(e, "room %d is open by a group of %d ranks, this worker's has %d", e.Room, r.size, s.size)
 	case r.sm.Att != e.Att:
 		m.refuse(e, "room %d is open with attempt %d; end it before attempt %d", e.Room, r.sm.Att, e.Att)
 	case m.rankOf(idx, s.rank) != nil32:
@@ -329,6 +352,9 @@ func (s *session) pool(p *Part) (*pool, error) {
 	if err := layout.Check(p.Runs, pl.pages); err != nil {
 		return nil, err
 	}
+	if n := layout.Pages(p.Runs); n > int64(pl.pages) {
+		return nil, fmt.Errorf("%d pages are named, the pool has %d: a page is named twice", n, pl.pages)
+	}
 	return pl, nil
 }
 
@@ -385,6 +411,10 @@ func (m *Machine) send(e *Event) {
 		}
 		if from != c.layer || (c.layer > 0 && n != c.chunk) {
 			m.refuse(e, "parts[%d]: pages must go in order: layer %d of a chunk of %d pages is next", i, c.layer, c.chunk)
+			return
+		}
+		if int64(c.page)+int64(n) > int64(pl.pages) {
+			m.refuse(e, "parts[%d]: %d pages after %d: the pool has %d, a page is sent twice", i, n, c.page, pl.pages)
 			return
 		}
 	}
@@ -525,6 +555,12 @@ func (m *Machine) sessionDown(id SessionID) {
 // enqueue puts a room that was not admitted at the end of the admission queue.
 func (m *Machine) enqueue(idx int32) {
 	if r := m.rooms.at(idx); r.sm.State.Live() && !r.sm.Admitted {
+		if len(m.waiting) > 2*int(m.queued)+64 { // mostly rooms that left
+			m.waiting = slices.DeleteFunc(m.waiting, func(i int32) bool {
+				w := m.rooms.at(i)
+				return i == idx || !w.sm.State.Live() || w.sm.Admitted
+			})
+		}
 		m.waiting = append(m.waiting, idx)
 		m.queued++
 	}
@@ -549,21 +585,21 @@ func (m *Machine) admit() {
 		if idx == nil32 {
 			return
 		}
-		r := m.rooms.at(idx)
-		if r.paged == r.size && r.sm.Role == statemachine.Destination {
+		if m.live-m.queued >= m.cfg.Limits.Rooms {
+			return
+		}
+		if r := m.rooms.at(idx); r.paged == r.size && r.sm.Role == statemachine.Destination {
 			if m.pinned > 0 && m.pinned+r.total > m.cfg.Limits.RoomBytes {
 				return
 			}
 			m.pin(idx)
-		} else if m.live-m.queued >= m.cfg.Limits.Rooms {
-			return
 		}
 		m.waiting = m.waiting[1:]
 		e := statemachine.Event{Kind: statemachine.OnAdmit}
-		if r.sm.Role == statemachine.Source {
+		if r := m.rooms.at(idx); r.sm.Role == statemachine.Source {
 			var h placeholder
 			if h, e.D = m.held(r.id, r.sm.Att, true, idx); !e.D.IsZero() {
-				r.peer = h.peer
+				m.setPeer(idx, h.peer)
 			}
 		}
 		m.step(idx, e)
@@ -589,10 +625,11 @@ func (m *Machine) evict(idx int32) {
 		}
 		m.rooms.at(h).next = r.next
 	}
-	if r.timers[slotPhase].class == clkTombstone || m.expiring == idx {
-		if r.peer != nilPeer {
-			m.peer(r.peer).tombs--
-		}
+	if r.buried {
+		*m.tombs(r.peer)--
+	}
+	if r.sm.Ops.Lost > 0 {
+		m.unproven = max(m.unproven, r.sm.Own.Seq)
 	}
 	for slot := range numTimers {
 		m.disarm(idx, slot)

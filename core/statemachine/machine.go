@@ -194,6 +194,7 @@ type Event struct {
 	Quiet    bool
 	Complete bool // RankEnd: rule R11 holds
 	OwnInc   bool // frame for a record that is absent: S is of this engine's incarnation
+	Unproven bool // with OwnInc: an op of S may have been lost with its writer, so S is not known to be drained
 	Own      Opener
 	S, D     Opener
 	Att      uint64
@@ -318,10 +319,14 @@ func (r *Record) answerEnd(abort bool, o *Out) {
 }
 
 // cause is the reason under which the counterpart's end is recorded here: its own, except that its
-// worker's abort is the peer's.
+// worker's abort is the peer's, and what only its own side can mean, or what this version does not
+// know, is not repeated.
 func cause(r Reason) Reason {
 	switch r {
-	case None, Success, Aborted:
+	case None, Success, Aborted, OutcomeUnknown, EngineLost:
+		return PeerAborted
+	}
+	if r >= NumReasons {
 		return PeerAborted
 	}
 	return r
@@ -372,7 +377,11 @@ func (r *Record) source(e Event, o *Out) {
 		case Unbound, Offered, Confirmed:
 			r.endSource(e.Reason, true, o)
 		case Committed:
-			r.unknown(o)
+			if e.Reason == Deadline { // as an abort: a request to the judge
+				o.send(Send{Kind: FrameAbort, S: r.Own, D: r.Pair, Att: r.Att, Reason: Deadline})
+			} else {
+				r.unknown(o)
+			}
 		default:
 			o.Do |= DoDrop
 		}
@@ -469,6 +478,10 @@ func (r *Record) sourceFrame(e Event, o *Out) {
 			} else {
 				o.Do |= DoDrop
 			}
+		case Confirmed, Committed: // repeated by Resync
+			if e.D != r.Pair {
+				o.Do |= DoDrop
+			}
 		case Ended:
 			if e.D != r.Pair {
 				o.Do |= DoDrop
@@ -478,7 +491,7 @@ func (r *Record) sourceFrame(e Event, o *Out) {
 			r.answerEnd(false, o)
 		case Absent:
 			o.send(Send{Kind: FrameAbort, S: e.S, D: e.D, Reason: StaleRoom})
-			if e.OwnInc {
+			if e.OwnInc && !e.Unproven {
 				o.send(Send{Kind: FrameDrained, S: e.S, D: e.D})
 			}
 		default:
@@ -527,10 +540,13 @@ func (r *Record) verdict(e Event, o *Out) {
 	if r.State == Absent {
 		// A record is evicted only when no op of it is unquiet, so an absent one is drained, if it was
 		// of this incarnation. An older incarnation is never answered: its orphans may still write.
-		if e.Outcome != JudgeSuccess && e.OwnInc {
-			o.send(Send{Kind: FrameDrained, S: e.S, D: e.D})
-		} else {
+		switch {
+		case e.Outcome == JudgeSuccess || !e.OwnInc:
 			o.Do |= DoDrop
+		case e.Unproven:
+			o.send(Send{Kind: FrameAbort, S: e.S, D: e.D, Reason: StaleRoom})
+		default:
+			o.send(Send{Kind: FrameDrained, S: e.S, D: e.D})
 		}
 		return
 	}

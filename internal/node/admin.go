@@ -1,0 +1,443 @@
+package node
+
+import (
+	"context"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/terminus-kv/terminus/core"
+	"github.com/terminus-kv/terminus/core/statemachine"
+	"github.com/terminus-kv/terminus/internal/admin"
+	"github.com/terminus-kv/terminus/internal/pluginhost"
+	"github.com/terminus-kv/terminus/internal/telemetry"
+)
+
+// Status implements admin.Engine. It answers also when the owner goroutine is stuck.
+func (n *Node) Status(ctx context.Context) (admin.Status, error) {
+	s := admin.Status{
+		Version: n.opts.Version, PID: os.Getpid(), Node: n.cfg.Node, Incarnation: n.incarnation, UptimeNS: int64(time.Since(n.started)),
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	err := n.ask(ctx, func() {
+		c := n.m.Counts()
+		s.Draining, s.Rooms, s.Sessions = n.draining, c.Live, len(n.sessions)
+		n.m.Rooms(func(v *core.View) bool {
+			if v.State == statemachine.Ended && !v.Residency.Reusable() {
+				s.Held++
+			}
+			return true
+		})
+		serving := false
+		for _, b := range n.backends {
+			serving = serving || b.serving
+		}
+		if !serving {
+			s.NotReady = append(s.NotReady, "no transfer backend is up; see engine plugins list")
+		}
+		if n.draining {
+			s.NotReady = append(s.NotReady, "the engine is draining")
+		}
+	})
+	if err != nil {
+		s.NotReady = append(s.NotReady, "the owner loop did not answer within a second: "+err.Error())
+	}
+	s.Ready = len(s.NotReady) == 0
+	return s, nil
+}
+
+func (n *Node) roomInfo(v *core.View) admin.RoomInfo {
+	i := admin.RoomInfo{
+		Room: v.Room, Role: v.Role.String(), Attempt: v.Attempt, State: v.State.String(), Status: v.Status.String(),
+		Residency: v.Residency.String(), SinceNS: int64(v.Since), AgeNS: int64(v.Age),
+		Own: admin.Opener{Incarnation: v.Own.Inc, Sequence: v.Own.Seq}, Pair: admin.Opener{Incarnation: v.Pair.Inc, Sequence: v.Pair.Seq},
+		Peer: v.PeerNode, Group: v.Group, PeerGroup: v.PeerGroup, Ranks: v.Ranks, BytesTotal: v.Total, BytesDone: v.Moved,
+		OpsOut: int(v.Ops.Open), Backend: v.Backend, Detail: v.Detail,
+	}
+	if v.Held > 0 {
+		i.OpsHeld = int((v.Held + int64(n.cfg.Limits.OpBytes) - 1) / int64(n.cfg.Limits.OpBytes))
+	}
+	if v.State == statemachine.Ended {
+		i.Reason = v.Reason.String()
+	}
+	if v.Clock != "" {
+		i.Clock = &admin.Clock{Name: v.Clock, RemainingNS: int64(v.Remaining)}
+	}
+	if b := n.backendOf(v.Backend); b != nil && b.lane != 0 {
+		i.Lane = laneName(b.lane)
+	}
+	return i
+}
+
+// Rooms implements admin.Engine.
+func (n *Node) Rooms(ctx context.Context, f admin.RoomFilter) ([]admin.RoomInfo, error) {
+	limit := f.Limit
+	if limit <= 0 || limit > admin.MaxRooms {
+		limit = admin.MaxRooms
+	}
+	fits := func(want, have string) bool { return want == "" || want == have }
+	var out []admin.RoomInfo
+	err := n.ask(ctx, func() {
+		n.m.Rooms(func(v *core.View) bool {
+			if f.Live && v.State == statemachine.Ended || f.OlderNS > int64(v.Since) {
+				return true
+			}
+			i := n.roomInfo(v)
+			if fits(f.Role, i.Role) && fits(f.State, i.State) && fits(f.Status, i.Status) && fits(f.Residency, i.Residency) &&
+				fits(f.Reason, i.Reason) && fits(f.Peer, i.Peer) && (f.Group == "" || f.Group == i.Group || f.Group == i.PeerGroup) {
+				out = append(out, i)
+			}
+			return true
+		})
+	})
+	slices.SortStableFunc(out, func(a, b admin.RoomInfo) int { return int(min(max(b.AgeNS-a.AgeNS, -1), 1)) })
+	return out[:min(len(out), limit)], err
+}
+
+// Room implements admin.Engine.
+func (n *Node) Room(ctx context.Context, room int64) ([]admin.RoomInfo, error) {
+	var out []admin.RoomInfo
+	err := n.ask(ctx, func() {
+		vs := n.m.Room(room)
+		slices.Reverse(vs)
+		for i := range vs {
+			info := n.roomInfo(&vs[i])
+			info.History = n.recorder.history(time.Since(n.clock.start), &vs[i], n)
+			out = append(out, info)
+		}
+	})
+	if err == nil && len(out) == 0 {
+		err = admin.ErrNotFound
+	}
+	return out, err
+}
+
+// Why implements admin.Engine.
+func (n *Node) Why(ctx context.Context, room int64) ([]string, error) {
+	var out []string
+	err := n.ask(ctx, func() {
+		for _, v := range n.m.Room(room) {
+			out = append(out, v.Why())
+		}
+	})
+	if err == nil && len(out) == 0 {
+		err = admin.ErrNotFound
+	}
+	return out, err
+}
+
+// AbortRoom implements admin.Engine.
+func (n *Node) AbortRoom(ctx context.Context, room int64, role string) (admin.AbortResult, error) {
+	var res admin.AbortResult
+	var r statemachine.Role
+	switch role {
+	case "source":
+		r = statemachine.Source
+	case "destination":
+		r = statemachine.Destination
+	}
+	found := false
+	err := n.ask(ctx, func() {
+		for _, v := range n.m.Room(room) {
+			if r != 0 && v.Role != r {
+				continue
+			}
+			found = true
+			switch v.State {
+			case statemachine.Ended:
+				res.Already = append(res.Already, v.Reason.String())
+			case statemachine.Committed:
+				res.Requested++
+			default:
+				res.Ended++
+			}
+		}
+		n.events = append(n.events, core.Event{Kind: core.AdminAbort, Room: room, Role: r})
+	})
+	if err == nil && !found {
+		err = admin.ErrNotFound
+	}
+	return res, err
+}
+
+// WatchRooms implements admin.Engine.
+func (n *Node) WatchRooms(ctx context.Context, room int64) (<-chan admin.RoomChange, error) {
+	w := &watcher{room: room, ch: make(chan admin.RoomChange, 256)}
+	err := n.ask(ctx, func() {
+		if room >= 0 {
+			for _, v := range n.m.Room(room) {
+				w.ch <- admin.RoomChange{RoomInfo: n.roomInfo(&v)}
+			}
+		}
+		if n.recorder.watchers == nil {
+			n.recorder.watchers = map[*watcher]struct{}{}
+		}
+		n.recorder.watchers[w] = struct{}{}
+	})
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-n.quit:
+		}
+		if !n.do(func() { delete(n.recorder.watchers, w); close(w.ch) }) {
+			<-n.stopped
+			close(w.ch)
+		}
+	}()
+	return w.ch, nil
+}
+
+// Plugins implements admin.Engine.
+func (n *Node) Plugins(ctx context.Context) ([]admin.PluginInfo, error) {
+	var out []admin.PluginInfo
+	err := n.ask(ctx, func() {
+		for _, b := range n.backends {
+			s := b.p.Status()
+			i := admin.PluginInfo{Name: b.name, Kind: "transfer", State: s.State.String(), Restarts: int(s.Restarts)}
+			if p, ok := n.cfg.Plugins[b.name]; ok {
+				i.Exec, i.SHA256 = p.Exec, p.SHA256
+			}
+			if i.Exec == "" {
+				i.Exec = "built in"
+			}
+			if b.shake != nil {
+				i.Version, i.Features = b.shake.PluginVersion, b.shake.Features
+			}
+			if s.LastError != nil {
+				i.Detail = s.LastError.Error()
+			}
+			state := "starting"
+			switch {
+			case b.serving:
+				state = "ready"
+			case !b.live:
+				state = "gone"
+			}
+			i.Epochs = []admin.PluginEpoch{{Epoch: s.Epoch, State: state, PID: s.PID, UptimeNS: int64(time.Since(s.Since)), BeatAgeNS: int64(s.BeatAge), Ops: len(b.ops)}}
+			out = append(out, i)
+		}
+	})
+	slices.SortFunc(out, func(a, b admin.PluginInfo) int { return strings.Compare(a.Name, b.Name) })
+	return out, err
+}
+
+// Peers implements admin.Engine.
+func (n *Node) Peers(ctx context.Context) ([]admin.PeerInfo, error) {
+	var out []admin.PeerInfo
+	err := n.ask(ctx, func() {
+		known := map[string]core.PeerView{}
+		for _, p := range n.m.Peers() {
+			known[p.Node] = p
+		}
+		rooms := map[string]int{}
+		n.m.Rooms(func(v *core.View) bool {
+			if v.State != statemachine.Ended {
+				rooms[v.PeerNode]++
+			}
+			return true
+		})
+		address := map[string]string{}
+		for _, m := range n.members {
+			address[m.Node] = m.Address
+		}
+		names := slices.Clone(n.peerNames[1:])
+		for node := range address {
+			if !slices.Contains(names, node) {
+				names = append(names, node)
+			}
+		}
+		slices.Sort(names)
+		for _, node := range names {
+			i := admin.PeerInfo{Node: node, Address: address[node], State: "connecting", Rooms: rooms[node], TLS: n.cfg.Peers.TLS.Enabled()}
+			if r := n.remotes[node]; r != nil {
+				i.Incarnation, i.SameHost, i.Backends = r.inc, r.hostID == n.hostID, r.backends
+			}
+			if p, ok := known[node]; ok {
+				i.HeardNS, i.OpsOut = int64(p.Silent), int(p.Ops)
+				switch {
+				case p.Dead:
+					i.State = "dead"
+				case p.Draining:
+					i.State = "draining"
+				case p.Suspect:
+					i.State = "suspect"
+				case p.Ready:
+					i.State = "ready"
+				}
+			}
+			out = append(out, i)
+		}
+	})
+	return out, err
+}
+
+// Groups implements admin.Engine.
+func (n *Node) Groups(ctx context.Context) ([]admin.GroupInfo, error) {
+	var out []admin.GroupInfo
+	err := n.ask(ctx, func() {
+		rooms := map[string]int{}
+		n.m.Rooms(func(v *core.View) bool {
+			if v.State != statemachine.Ended {
+				rooms[v.Group]++
+				rooms[v.PeerGroup]++
+			}
+			return true
+		})
+		trouble := map[string]string{}
+		for _, g := range n.m.Groups() {
+			if g.Reason != statemachine.None {
+				trouble[g.Name] = "with " + g.Own + ": " + g.Reason.String() + ": " + g.Detail
+			}
+		}
+		for node, r := range n.remotes {
+			for _, g := range r.groups {
+				i := admin.GroupInfo{
+					Name: g.Name, Role: g.Role.String(), Node: node, Size: int(g.Size), Ranks: g.Ranks, Complete: len(g.Ranks) == int(g.Size),
+					Rooms: rooms[g.Name], Detail: trouble[g.Name],
+				}
+				if node == n.cfg.Node {
+					for _, p := range n.pools {
+						if w := n.sessions[p.session]; w != nil && w.Group == g.Name {
+							i.Pools++
+						}
+					}
+				}
+				out = append(out, i)
+			}
+		}
+	})
+	slices.SortFunc(out, func(a, b admin.GroupInfo) int {
+		if c := strings.Compare(a.Name, b.Name); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Node, b.Node)
+	})
+	return out, err
+}
+
+// Drain implements admin.Engine.
+func (n *Node) Drain(ctx context.Context) (admin.DrainResult, error) {
+	n.drainOnce.Do(func() { close(n.drainAsked) })
+	select {
+	case <-n.drainDone:
+		return n.drainResult, nil
+	case <-ctx.Done():
+		return admin.DrainResult{}, context.Cause(ctx)
+	}
+}
+
+// Snapshot implements telemetry.Source.
+func (n *Node) Snapshot(ctx context.Context) (telemetry.Snapshot, error) {
+	var s telemetry.Snapshot
+	err := n.ask(ctx, func() { s = n.snapshot() })
+	return s, err
+}
+
+func (n *Node) snapshot() telemetry.Snapshot {
+	c, st := n.m.Counts(), n.m.Stats()
+	s := telemetry.Snapshot{
+		Opened: map[telemetry.RoleBackend]uint64{}, Verdicts: map[telemetry.Verdict]uint64{}, OpsOut: map[string]int{},
+		OpsTotal: map[telemetry.OpEnd]uint64{}, MovedBytes: map[telemetry.Moved]uint64{}, Peers: map[string]int{}, Sessions: map[string]int{},
+		BadFrames: map[telemetry.BadFrame]uint64{}, Late: map[string]uint64{"all": st.Dropped}, Refused: map[string]uint64{"all": st.Refused},
+		QueueDepth: c.Waiting, OpsHeld: c.Queued, PinnedBytes: c.Pinned, Draining: n.draining,
+		Lag: n.clock.paused, LagTotal: n.clock.pauses, Steps: n.steps.Load(),
+	}
+	type key struct {
+		role  statemachine.Role
+		state statemachine.State
+	}
+	by := map[key]*telemetry.RoomsBy{}
+	n.m.Rooms(func(v *core.View) bool {
+		k := key{v.Role, v.State}
+		r := by[k]
+		if r == nil {
+			r = &telemetry.RoomsBy{Role: v.Role.String(), State: v.State.String()}
+			by[k] = r
+		}
+		r.Count++
+		if v.State != statemachine.Ended {
+			r.Oldest = max(r.Oldest, v.Since)
+			if v.Clock == "" || v.Remaining < -time.Second {
+				s.Overdue++
+			}
+			return true
+		}
+		if !v.Released {
+			s.Unreleased++
+			s.OldestUnreleased = max(s.OldestUnreleased, v.Since)
+		}
+		switch v.Residency {
+		case statemachine.Quarantined:
+			s.QuarantinedBytes += v.Total
+			s.OldestQuarantine = max(s.OldestQuarantine, v.Since)
+			fallthrough
+		case statemachine.Quiescing:
+			s.OldestPinned = max(s.OldestPinned, v.Since)
+		}
+		return true
+	})
+	for _, r := range by {
+		s.Rooms = append(s.Rooms, *r)
+	}
+	slices.SortFunc(s.Rooms, func(a, b telemetry.RoomsBy) int {
+		return strings.Compare(a.Role+a.State, b.Role+b.State)
+	})
+	for _, role := range []statemachine.Role{statemachine.Source, statemachine.Destination} {
+		first := statemachine.Unbound
+		if role == statemachine.Destination {
+			first = statemachine.Opened
+		}
+		s.Opened[telemetry.RoleBackend{Role: role.String()}] = st.Enter[role][first]
+		for r := statemachine.Success; r < statemachine.NumReasons; r++ {
+			if v := st.Verdicts[role][r]; v > 0 {
+				s.Verdicts[telemetry.Verdict{Role: role.String(), Reason: r.String()}] = v
+			}
+		}
+	}
+	s.Disagreed = st.Verdicts[statemachine.Source][statemachine.OutcomeUnknown]
+	for _, r := range n.regions {
+		s.RegisteredBytes += r.size
+	}
+	for _, b := range n.backends {
+		ps := b.p.Status()
+		p := telemetry.Plugin{Name: b.name, Up: ps.State == pluginhost.StateUp, Epoch: ps.Epoch, BeatAge: ps.BeatAge, Restarts: ps.Restarts}
+		if b.shake != nil {
+			p.Version = b.shake.PluginVersion
+		}
+		s.Plugins = append(s.Plugins, p)
+		s.OpsOut[b.name] = len(b.ops)
+	}
+	maps.Copy(s.OpsTotal, n.opEnds)
+	maps.Copy(s.MovedBytes, n.moved)
+	for _, p := range n.m.Peers() {
+		switch {
+		case p.ID == selfPeer:
+		case p.Dead:
+			s.Peers["dead"]++
+		case p.Suspect:
+			s.Peers["suspect"]++
+		case p.Ready:
+			s.Peers["ready"]++
+		default:
+			s.Peers["connecting"]++
+		}
+	}
+	for _, w := range n.sessions {
+		if !w.closed {
+			s.Sessions[w.Role.String()]++
+		}
+	}
+	n.bad.mu.Lock()
+	maps.Copy(s.BadFrames, n.bad.by)
+	n.bad.mu.Unlock()
+	for code, v := range n.workers.Counters().Errors {
+		s.BadFrames[telemetry.BadFrame{Source: "worker", Code: code}] = v
+	}
+	return s
+}

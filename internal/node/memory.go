@@ -1,0 +1,352 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/terminus-kv/terminus/core"
+	"github.com/terminus-kv/terminus/core/layout"
+	"github.com/terminus-kv/terminus/core/statemachine"
+	"github.com/terminus-kv/terminus/internal/peer"
+	"github.com/terminus-kv/terminus/internal/workerapi"
+	"github.com/terminus-kv/terminus/plugins/sdk/contract"
+)
+
+// regionBound is how long a worker waits at most for its region to be ready everywhere; a declared
+// long registration has 120 s of its own.
+const regionBound = 150 * time.Second
+
+// worker is a session: what it added and which group rank it is. Kept until the core says that nothing
+// touches its memory any more.
+type worker struct {
+	workerapi.Session
+	closed  bool
+	regions map[int64]uint64 // the worker's number → ours
+	pools   []uint64
+}
+
+// region is memory of a worker. The node holds the descriptors so that later plugin epochs can map it,
+// also after the worker's death.
+type region struct {
+	id       uint64
+	session  core.SessionID
+	size     int64
+	mem      int
+	lease    int
+	canaryAt uint64
+	canary   uint64
+	proven   bool // the canary was answered by some epoch
+	asked    string
+	done     func(error)
+	bound    *time.Timer
+}
+
+// localPool is a pool of one of our workers.
+type localPool struct {
+	id      uint64
+	session core.SessionID
+	ordinal int32
+	pages   int32
+	layers  int32
+	tensors []*contract.Tensor
+	shape   []layout.Tensor
+}
+
+func (p *localPool) pageBytes() int64 {
+	var n int64
+	for _, t := range p.shape {
+		n += t.PageBytes
+	}
+	return n
+}
+
+// group is a group of this engine: the ranks that are here.
+type group struct {
+	name   string
+	role   statemachine.Role
+	size   int32
+	layout layout.Cache
+	ranks  map[int32]core.SessionID
+}
+
+func (g *group) complete() bool { return int32(len(g.ranks)) == g.size }
+
+func (g *group) announce() peer.Group {
+	a := peer.Group{Name: g.name, Role: g.role, Size: g.size, Layout: peer.Layout(g.layout)}
+	for r := range g.ranks {
+		a.Ranks = append(a.Ranks, r)
+	}
+	slices.Sort(a.Ranks)
+	return a
+}
+
+// Hello implements workerapi.Node.
+func (n *Node) Hello(s workerapi.Session) (reply workerapi.HelloReply, err error) {
+	reply = workerapi.HelloReply{Node: n.cfg.Node, Incarnation: n.incarnation}
+	asked := n.ask(n.ctx, func() { err = n.hello(s) })
+	return reply, errors.Join(asked, err)
+}
+
+func (n *Node) hello(s workerapi.Session) error {
+	if n.draining {
+		return &workerapi.Error{Code: workerapi.Draining, Message: "the engine is draining and takes no new workers; use another engine"}
+	}
+	if s.Size < 1 || s.Rank < 0 || s.Rank >= s.Size {
+		return &workerapi.Error{Code: workerapi.BadField, Field: "rank", Rule: workerapi.RuleFields, Message: fmt.Sprintf("rank %d is outside a group of %d", s.Rank, s.Size)}
+	}
+	g := n.groups[s.Group]
+	switch {
+	case g == nil:
+		g = &group{name: s.Group, role: s.Role, size: s.Size, layout: layout.Cache(s.Layout), ranks: map[int32]core.SessionID{}}
+	case g.role != s.Role:
+		return &workerapi.Error{Code: workerapi.Refused, Field: "role", Message: fmt.Sprintf("group %q is a %s here; a group has one role", s.Group, g.role)}
+	case g.size != s.Size:
+		return &workerapi.Error{Code: workerapi.Refused, Field: "size", Message: fmt.Sprintf("group %q has %d ranks here, not %d", s.Group, g.size, s.Size)}
+	case g.layout != layout.Cache(s.Layout):
+		return &workerapi.Error{Code: workerapi.Refused, Field: "layout", Message: fmt.Sprintf("group %q has another layout: %v", s.Group, layout.Compatible(g.layout, layout.Cache(s.Layout)))}
+	}
+	if _, taken := g.ranks[s.Rank]; taken {
+		return &workerapi.Error{Code: workerapi.Refused, Field: "rank", Message: fmt.Sprintf("rank %d of group %q is connected already", s.Rank, s.Group)}
+	}
+	for node, r := range n.remotes {
+		if rg, ok := r.groups[s.Group]; ok && rg.Role == s.Role && node != n.cfg.Node {
+			return &workerapi.Error{Code: workerapi.Refused, Field: "group", Message: fmt.Sprintf("group %q has ranks at engine %q: groups that span engines are not served yet", s.Group, node)}
+		}
+	}
+	g.ranks[s.Rank] = s.ID
+	n.groups[s.Group] = g
+	n.sessions[s.ID] = &worker{Session: s, regions: map[int64]uint64{}}
+	n.announceGroup(g)
+	return nil
+}
+
+func (n *Node) announceGroup(g *group) {
+	if len(g.ranks) == 0 {
+		delete(n.groups, g.name)
+		n.links.RemoveGroup(g.name, g.role)
+	} else if err := n.links.AnnounceGroup(g.announce()); err != nil {
+		n.log.Error("a group cannot be announced", "group", g.name, "err", err)
+	}
+	n.pairGroups()
+}
+
+// AddRegion implements workerapi.Node.
+func (n *Node) AddRegion(s core.SessionID, r workerapi.Region, done func(error)) {
+	if !n.do(func() { n.addRegion(s, r, done) }) {
+		unix.Close(r.MemFD)
+		unix.Close(r.LeaseFD)
+		done(errStopped)
+	}
+}
+
+func (n *Node) addRegion(s core.SessionID, r workerapi.Region, done func(error)) {
+	w := n.sessions[s]
+	n.nextID++
+	reg := &region{
+		id: n.nextID, session: s, size: r.Size, mem: r.MemFD, lease: r.LeaseFD,
+		canaryAt: uint64(r.CanaryOffset), canary: r.Canary, done: done,
+	}
+	if w == nil || w.closed {
+		n.closeRegion(reg)
+		done(errors.New("the session is closed"))
+		return
+	}
+	n.regions[reg.id] = reg
+	w.regions[r.ID] = reg.id
+	reg.bound = time.AfterFunc(regionBound, func() {
+		n.do(func() { n.regionFailed(reg, fmt.Errorf("no plugin was ready with the region within %v", regionBound)) })
+	})
+	n.offerRegion(reg)
+}
+
+// offerRegion hands a region to the live epochs that do not have it. The canary is answered by the
+// first; the others are asked after that.
+func (n *Node) offerRegion(reg *region) {
+	if !reg.proven {
+		if reg.asked != "" {
+			return
+		}
+		for _, b := range n.backends {
+			if b.live && b.regions[reg.id] == regionAbsent {
+				reg.asked = b.name
+				n.sendRegion(b, reg)
+				return
+			}
+		}
+		return
+	}
+	for _, b := range n.backends {
+		if b.live && b.regions[reg.id] == regionAbsent {
+			n.sendRegion(b, reg)
+		}
+	}
+	n.regionSettled(reg)
+}
+
+// regionSettled answers the worker once every backend that is not down has the region.
+func (n *Node) regionSettled(reg *region) {
+	if reg.done == nil || !reg.proven {
+		return
+	}
+	ready := 0
+	for _, b := range n.backends {
+		switch {
+		case b.live && b.regions[reg.id] == regionReady:
+			ready++
+		case b.live && b.regions[reg.id] == regionBad, b.down:
+		default:
+			return
+		}
+	}
+	if ready == 0 {
+		n.regionFailed(reg, &workerapi.Error{Code: workerapi.NoBackend, Field: "region", Message: "no transfer backend could take the region; see engine plugins list"})
+		return
+	}
+	n.answerRegion(reg, nil)
+}
+
+func (n *Node) answerRegion(reg *region, err error) {
+	if reg.done != nil {
+		reg.bound.Stop()
+		reg.done(err)
+		reg.done = nil
+	}
+}
+
+// regionFailed answers the worker and takes the region back from whoever has it.
+func (n *Node) regionFailed(reg *region, err error) {
+	if reg.done == nil {
+		return
+	}
+	n.answerRegion(reg, err)
+	if w := n.sessions[reg.session]; w != nil {
+		for local, id := range w.regions {
+			if id == reg.id {
+				delete(w.regions, local)
+			}
+		}
+	}
+	n.dropRegion(reg)
+}
+
+// dropRegion takes a region of which nothing is unquiet away from the plugins.
+func (n *Node) dropRegion(reg *region) {
+	for _, b := range n.backends {
+		if b.live && (b.regions[reg.id] == regionReady || b.regions[reg.id] == regionAsked) {
+			n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_RegionRemove{RegionRemove: &contract.RegionRemove{Region: reg.id}}})
+		}
+		delete(b.regions, reg.id)
+	}
+	n.closeRegion(reg)
+	delete(n.regions, reg.id)
+}
+
+func (n *Node) closeRegion(reg *region) {
+	unix.Close(reg.mem)
+	unix.Close(reg.lease)
+}
+
+// AddPool implements workerapi.Node.
+func (n *Node) AddPool(s core.SessionID, p workerapi.Pool, done func(error)) {
+	if !n.do(func() { done(n.addPool(s, p)) }) {
+		done(errStopped)
+	}
+}
+
+func (n *Node) addPool(s core.SessionID, p workerapi.Pool) error {
+	w := n.sessions[s]
+	if w == nil || w.closed {
+		return errors.New("the session is closed")
+	}
+	n.nextID++
+	lp := &localPool{id: n.nextID, session: s, ordinal: p.Ordinal, pages: p.Pages}
+	for i, t := range p.Tensors {
+		id, ok := w.regions[t.Region]
+		if !ok || !n.regions[id].proven || n.regions[id].done != nil {
+			return &workerapi.Error{Code: workerapi.BadField, Field: fmt.Sprintf("tensors[%d].region", i), Rule: workerapi.RulePools, Message: fmt.Sprintf("region %d is not ready; add it and wait for the answer", t.Region)}
+		}
+		lp.tensors = append(lp.tensors, &contract.Tensor{Region: id, Offset: uint64(t.Offset), PageStride: uint64(t.PageStride), PageBytes: uint64(t.PageBytes), Layer: uint32(t.Layer)})
+		lp.shape = append(lp.shape, layout.Tensor{Layer: t.Layer, PageBytes: t.PageBytes})
+		lp.layers = max(lp.layers, t.Layer+1)
+	}
+	n.pools[lp.id] = lp
+	w.pools = append(w.pools, lp.id)
+	for _, b := range n.backends {
+		if b.live {
+			n.queue(b, lp.add())
+		}
+	}
+	if err := n.links.AnnouncePool(n.announcePool(w, lp)); err != nil {
+		return fmt.Errorf("the pool cannot be announced to peers: %w", err)
+	}
+	n.remotePool(selfPeer, &remotePool{id: lp.id, pages: lp.pages, layers: lp.layers, tensors: lp.tensors, shape: lp.shape})
+	n.events = append(n.events, core.Event{Kind: core.PoolUp, Session: s, Pool: lp.id, Ordinal: lp.ordinal, Pages: lp.pages, Layers: lp.layers, PageBytes: lp.pageBytes()})
+	return nil
+}
+
+func (p *localPool) add() *contract.HostEvent {
+	return &contract.HostEvent{Event: &contract.HostEvent_PoolAdd{PoolAdd: &contract.PoolAdd{Pool: p.id, Pages: uint32(p.pages), Tensors: p.tensors}}}
+}
+
+func (n *Node) announcePool(w *worker, p *localPool) peer.Pool {
+	a := peer.Pool{ID: p.id, Group: w.Group, Role: w.Role, Rank: w.Rank, Ordinal: p.ordinal, Pages: p.pages, Layers: p.layers}
+	for _, t := range p.tensors {
+		a.Tensors = append(a.Tensors, peer.Tensor{Region: t.Region, Offset: t.Offset, PageStride: t.PageStride, PageBytes: t.PageBytes, Layer: t.Layer})
+	}
+	return a
+}
+
+// SessionClosed implements workerapi.Node: the worker is gone, its rooms are ended by the core; its
+// memory stays until the core says that nothing can touch it.
+func (n *Node) SessionClosed(s core.SessionID) { n.do(func() { n.sessionClosed(s) }) }
+
+func (n *Node) sessionClosed(s core.SessionID) {
+	w := n.sessions[s]
+	if w == nil || w.closed {
+		return
+	}
+	w.closed = true
+	if g := n.groups[w.Group]; g != nil && g.ranks[w.Rank] == s {
+		delete(g.ranks, w.Rank)
+		n.announceGroup(g)
+	}
+	if w.gone() {
+		n.forgetSession(s)
+	}
+}
+
+// gone reports whether the worker never gave anything to the core to wait for.
+func (w *worker) gone() bool { return len(w.regions) == 0 && len(w.pools) == 0 }
+
+// forgetSession drops the memory of a session that is down and of which nothing is touched.
+func (n *Node) forgetSession(s core.SessionID) {
+	w := n.sessions[s]
+	if w == nil {
+		return
+	}
+	for _, id := range w.pools {
+		for _, b := range n.backends {
+			if b.live {
+				n.dropPlans(b, func(k planKey) bool { return k.src == id || (k.peer == selfPeer && k.dst == id) })
+				n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_PoolRemove{PoolRemove: &contract.PoolRemove{Pool: id}}})
+			}
+		}
+		n.links.RemovePool(id)
+		n.remotePoolGone(selfPeer, id)
+		delete(n.pools, id)
+	}
+	for _, id := range w.regions {
+		if reg := n.regions[id]; reg != nil {
+			n.answerRegion(reg, errors.New("the session is closed"))
+			n.dropRegion(reg)
+		}
+	}
+	if !w.closed {
+		n.sessionClosed(s)
+	}
+	delete(n.sessions, s)
+}

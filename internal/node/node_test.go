@@ -1,0 +1,426 @@
+package node_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	client "github.com/terminus-kv/terminus/clients/go"
+	"github.com/terminus-kv/terminus/internal/admin"
+	"github.com/terminus-kv/terminus/internal/config"
+	"github.com/terminus-kv/terminus/internal/node"
+	"github.com/terminus-kv/terminus/plugins/sdk"
+	"github.com/terminus-kv/terminus/plugins/tcp"
+)
+
+// TestMain is also the plugin: the built-in backend is the running binary, executed again.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == "plugin" && os.Args[2] == "tcp" {
+		os.Args = append(os.Args[:1], os.Args[3:]...)
+		sdk.Main(tcp.New())
+	}
+	goleak.VerifyTestMain(m)
+}
+
+var running []*engine
+
+// engine is a node that runs in this process, with its plugin in one of its own.
+type engine struct {
+	cfg    *config.Config
+	admin  *admin.Client
+	cancel context.CancelFunc
+	done   chan error
+}
+
+func start(t *testing.T, dir, name string, set ...string) *engine {
+	t.Helper()
+	flags := append([]string{"node=" + name, "runtime_dir=" + filepath.Join(dir, "r"), "state_dir=" + filepath.Join(dir, "s"), "admin.enable_mutations=true", "drain.budget=1s"}, set...)
+	cfg, err := config.Load(config.LoadOptions{Flags: flags})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	e := &engine{cfg: cfg, cancel: cancel, done: make(chan error, 1)}
+	up := make(chan node.Sockets, 1)
+	log := slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	go func() {
+		e.done <- node.Run(ctx, cfg, node.Options{Log: log.With("node", name), Version: "test", Started: func(s node.Sockets) { up <- s }})
+	}()
+	select {
+	case s := <-up:
+		e.admin = admin.NewClient(s.Admin)
+	case err := <-e.done:
+		t.Fatalf("engine %s: %v", name, err)
+	case <-time.After(20 * time.Second):
+		t.Fatalf("engine %s did not start", name)
+	}
+	running = append(running, e)
+	t.Cleanup(func() { running = nil; e.stop(t) })
+	eventually(t, name+" is ready", func() bool {
+		r, err := e.admin.Ready(context.Background())
+		return err == nil && r.Ready
+	})
+	return e
+}
+
+func (e *engine) stop(t *testing.T) {
+	e.admin.Close()
+	e.cancel()
+	select {
+	case err := <-e.done:
+		if err != nil {
+			t.Logf("engine ended: %v", err)
+		}
+		e.done <- nil
+	case <-time.After(40 * time.Second):
+		t.Error("engine did not stop")
+	}
+}
+
+type testWriter struct{ t *testing.T }
+
+func (w testWriter) Write(p []byte) (int, error) {
+	if os.Getenv("TERMINUS_TEST_LOG") != "" {
+		os.Stderr.Write(p)
+	}
+	return len(p), nil
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	t.Fatalf("not within 20 s: %s", what)
+}
+
+// worker is a client with one region and one pool of pages of 2 tensors.
+type worker struct {
+	*client.Client
+	region *client.Region
+	pool   int
+	pages  int
+}
+
+const (
+	pageBytes = 4096
+	tensors   = 2
+)
+
+func dial(t *testing.T, e *engine, role client.Role, group string, rank, size, pages int) *worker {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	c, err := client.Dial(ctx, client.Options{
+		Socket: e.cfg.Worker.Socket, Group: group, Role: role, Rank: rank, Size: size, Notify: true,
+		Layout: client.Layout{DType: "bf16", Layers: tensors, KVHeads: 1, HeadDim: 64, PageTokens: 16, Kind: "mha"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &worker{Client: c, pages: pages}
+	if w.region, err = c.CreateRegion(ctx, int64(pages*pageBytes*tensors)); err != nil {
+		t.Fatal(err)
+	}
+	var ts []client.Tensor
+	for i := range tensors {
+		ts = append(ts, client.Tensor{Region: w.region, Offset: int64(i * pages * pageBytes), PageStride: pageBytes, PageBytes: pageBytes, Layer: i})
+	}
+	if w.pool, err = c.AddPool(ctx, client.Pool{Pages: pages, Tensors: ts}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.Close()
+		w.region.Close()
+	})
+	return w
+}
+
+func (w *worker) page(tensor int, id int32) []byte {
+	off := (tensor*w.pages + int(id)) * pageBytes
+	return w.region.Bytes()[off : off+pageBytes]
+}
+
+func fill(w *worker, room int64, ids []int32) {
+	for i, id := range ids {
+		for k := range tensors {
+			copy(w.page(k, id), bytes.Repeat([]byte(fmt.Sprintf("%08d%04d%04d", room, i, k)), pageBytes/16))
+		}
+	}
+}
+
+func check(t *testing.T, w *worker, room int64, ids []int32) {
+	t.Helper()
+	for i, id := range ids {
+		for k := range tensors {
+			if want := bytes.Repeat([]byte(fmt.Sprintf("%08d%04d%04d", room, i, k)), pageBytes/16); !bytes.Equal(w.page(k, id), want) {
+				t.Fatalf("room %d: page %d (tensor %d) has %.16q, want %.16q", room, i, k, w.page(k, id), want)
+			}
+		}
+	}
+}
+
+// explain asks every engine of the test about a room.
+func explain(room int64) string {
+	var b strings.Builder
+	for _, e := range running {
+		why, err := e.admin.Why(context.Background(), room)
+		fmt.Fprintln(&b, e.cfg.Node, why, err)
+	}
+	return b.String()
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func short(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// tempDir is short enough for unix socket paths.
+func tempDir(t *testing.T) string {
+	dir, err := os.MkdirTemp("", "tn")
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// handOver moves one room in two chunks and checks every byte.
+func handOver(t *testing.T, p, d *worker, room int64, src, dst []int32) {
+	t.Helper()
+	ctx := short(t)
+	fill(p, room, src)
+	rs, err := p.Open(ctx, client.OpenOptions{Room: room})
+	must(t, err)
+	rd, err := d.Open(ctx, client.OpenOptions{Room: room, PeerGroup: "prefill"})
+	must(t, err)
+	must(t, rd.Register(ctx, client.RegisterPart{Pool: d.pool, Pages: dst}))
+	half := len(src) / 2
+	must(t, rs.Send(ctx, client.Chunk{Parts: []client.Part{{Pool: p.pool, Pages: src[:half]}}}))
+	must(t, rs.Send(ctx, client.Chunk{Parts: []client.Part{{Pool: p.pool, Pages: src[half:]}}, Last: true, Aux: []byte("first token")}))
+	for _, r := range []*client.Room{rd, rs} {
+		st, err := r.WaitTerminal(ctx)
+		must(t, err)
+		if st != client.Success {
+			f, _ := r.Failure(ctx)
+			t.Fatalf("room %d is %v: %+v\n%s", room, st, f, explain(room))
+		}
+		must(t, r.WaitReusable(ctx))
+	}
+	aux, err := rd.Aux(ctx)
+	must(t, err)
+	if string(aux) != "first token" {
+		t.Fatalf("aux is %q", aux)
+	}
+	check(t, d, room, dst)
+	must(t, rd.Release(ctx))
+	must(t, rs.Release(ctx))
+}
+
+func TestRealBytesThroughTwoEngines(t *testing.T) {
+	dir := tempDir(t)
+	pe, de := start(t, dir, "p"), start(t, dir, "d")
+	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 64), dial(t, de, client.Destination, "decode", 0, 1, 64)
+	handOver(t, p, d, 7, []int32{3, 4, 5, 9}, []int32{40, 2, 41, 42})
+	handOver(t, p, d, 8, []int32{0, 1}, []int32{63, 62})
+	why, err := de.admin.Why(short(t), 7)
+	must(t, err)
+	if len(why) != 1 {
+		t.Fatalf("why: %q", why)
+	}
+
+}
+
+func TestBothRolesOnOneEngine(t *testing.T) {
+	e := start(t, tempDir(t), "one")
+	p, d := dial(t, e, client.Source, "prefill", 0, 1, 16), dial(t, e, client.Destination, "decode", 0, 1, 16)
+	handOver(t, p, d, 1, []int32{1, 2, 3, 4}, []int32{5, 6, 7, 8})
+}
+
+func TestAbortReachesTheOtherSide(t *testing.T) {
+	dir := tempDir(t)
+	pe, de := start(t, dir, "p"), start(t, dir, "d")
+	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
+	ctx := short(t)
+	rs, err := p.Open(ctx, client.OpenOptions{Room: 5})
+	must(t, err)
+	rd, err := d.Open(ctx, client.OpenOptions{Room: 5, PeerGroup: "prefill"})
+	must(t, err)
+	must(t, rd.Register(ctx, client.RegisterPart{Pool: d.pool, Pages: []int32{1, 2}}))
+	eventually(t, "bound", func() bool { return rs.Poll() == client.WaitingForInput })
+	must(t, rd.Abort(ctx))
+	st, err := rs.WaitTerminal(ctx)
+	must(t, err)
+	f, err := rs.Failure(ctx)
+	must(t, err)
+	if st != client.Failed || f.Reason != "peer_aborted" {
+		t.Fatalf("source is %v: %+v", st, f)
+	}
+	must(t, rd.WaitReusable(ctx))
+	must(t, rd.Release(ctx))
+	must(t, rs.WaitReusable(ctx))
+	must(t, rs.Release(ctx))
+	var ended *client.EndedError
+	rs2, err := p.Open(ctx, client.OpenOptions{Room: 5, Attempt: 1})
+	must(t, err)
+	must(t, rs2.Abort(ctx))
+	if err := rs2.Send(ctx, client.Chunk{Last: true}); !errors.As(err, &ended) || ended.Reason != "aborted" {
+		t.Fatalf("send on an aborted room: %v", err)
+	}
+}
+
+// A new plugin epoch maps the workers' memory anew, without touching it, and serves.
+func TestPluginKilledAndReplaced(t *testing.T) {
+	dir := tempDir(t)
+	pe, de := start(t, dir, "p"), start(t, dir, "d")
+	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
+	handOver(t, p, d, 1, []int32{1, 2}, []int32{3, 4})
+	ctx := short(t)
+	rs, err := p.Open(ctx, client.OpenOptions{Room: 2})
+	must(t, err)
+	rd, err := d.Open(ctx, client.OpenOptions{Room: 2, PeerGroup: "prefill"})
+	must(t, err)
+	must(t, rd.Register(ctx, client.RegisterPart{Pool: d.pool, Pages: []int32{5, 6}}))
+	eventually(t, "bound", func() bool { return rs.Poll() == client.WaitingForInput })
+	before := bytes.Clone(d.region.Bytes())
+	kill := func(e *engine) {
+		t.Helper()
+		ps, err := e.admin.Plugins(ctx)
+		must(t, err)
+		must(t, unix.Kill(ps[0].Epochs[0].PID, unix.SIGKILL))
+		eventually(t, "the next epoch serves", func() bool {
+			ps, err := e.admin.Plugins(ctx)
+			return err == nil && ps[0].Epochs[0].Epoch == 2 && ps[0].Epochs[0].State == "ready"
+		})
+	}
+	kill(de)
+	st, err := rd.WaitTerminal(ctx)
+	must(t, err)
+	if f, _ := rd.Failure(ctx); st != client.Failed || f.Reason != "plugin_lost" {
+		t.Fatalf("destination is %v: %+v\n%s", st, f, explain(2))
+	}
+	must(t, rd.WaitReusable(ctx))
+	st, err = rs.WaitTerminal(ctx)
+	must(t, err)
+	if st != client.Failed {
+		t.Fatalf("source is %v", st)
+	}
+	if !bytes.Equal(before, d.region.Bytes()) {
+		t.Error("the new epoch changed the worker's memory")
+	}
+	must(t, rd.Release(ctx))
+	must(t, rs.WaitReusable(ctx))
+	must(t, rs.Release(ctx))
+	handOver(t, p, d, 3, []int32{1, 2, 9, 10}, []int32{3, 4, 7, 8})
+	kill(pe)
+	handOver(t, p, d, 4, []int32{1, 2, 9, 10}, []int32{3, 4, 7, 8})
+}
+
+func TestWorkerDiesMidRoom(t *testing.T) {
+	dir := tempDir(t)
+	pe, de := start(t, dir, "p"), start(t, dir, "d")
+	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
+	ctx := short(t)
+	rs, err := p.Open(ctx, client.OpenOptions{Room: 1})
+	must(t, err)
+	rd, err := d.Open(ctx, client.OpenOptions{Room: 1, PeerGroup: "prefill"})
+	must(t, err)
+	must(t, rd.Register(ctx, client.RegisterPart{Pool: d.pool, Pages: []int32{5, 6}}))
+	eventually(t, "bound", func() bool { return rs.Poll() == client.WaitingForInput })
+	p.Close()
+	st, err := rd.WaitTerminal(ctx)
+	must(t, err)
+	if f, _ := rd.Failure(ctx); st != client.Failed || f.Reason != "worker_lost" {
+		t.Fatalf("destination is %v: %+v\n%s", st, f, explain(1))
+	}
+	must(t, rd.WaitReusable(ctx))
+	must(t, rd.Release(ctx))
+	eventually(t, "the session's memory is dropped", func() bool {
+		s, err := pe.admin.Status(ctx)
+		return err == nil && s.Sessions == 0
+	})
+	p2 := dial(t, pe, client.Source, "prefill", 0, 1, 16)
+	handOver(t, p2, d, 2, []int32{1, 2}, []int32{3, 4})
+}
+
+func TestPeerEngineRestarts(t *testing.T) {
+	dir := tempDir(t)
+	pe, de := start(t, dir, "p"), start(t, dir, "d")
+	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
+	ctx := short(t)
+	rs, err := p.Open(ctx, client.OpenOptions{Room: 1})
+	must(t, err)
+	rd, err := d.Open(ctx, client.OpenOptions{Room: 1, PeerGroup: "prefill"})
+	must(t, err)
+	must(t, rd.Register(ctx, client.RegisterPart{Pool: d.pool, Pages: []int32{5, 6}}))
+	eventually(t, "bound", func() bool { return rs.Poll() == client.WaitingForInput })
+	de.stop(t)
+	st, err := rs.WaitTerminal(ctx)
+	must(t, err)
+	if st != client.Failed {
+		t.Fatalf("source is %v", st)
+	}
+	must(t, rs.Release(ctx))
+	if st := rd.Poll(); st != client.Failed {
+		t.Fatalf("destination is %v after its engine stopped", st)
+	}
+	d.Close()
+	de2 := start(t, dir, "d")
+	d2 := dial(t, de2, client.Destination, "decode", 0, 1, 16)
+	handOver(t, p, d2, 2, []int32{1, 2}, []int32{3, 4})
+}
+
+// Two ranks a side on one engine each: one opener, one verdict for both.
+func TestTwoRanks(t *testing.T) {
+	dir := tempDir(t)
+	pe, de := start(t, dir, "p"), start(t, dir, "d")
+	var p, d [2]*worker
+	for i := range 2 {
+		p[i] = dial(t, pe, client.Source, "prefill", i, 2, 16)
+		d[i] = dial(t, de, client.Destination, "decode", i, 2, 16)
+	}
+	ctx := short(t)
+	var rs, rd [2]*client.Room
+	for i := range 2 {
+		var err error
+		fill(p[i], int64(100+i), []int32{1, 2})
+		rs[i], err = p[i].Open(ctx, client.OpenOptions{Room: 1})
+		must(t, err)
+		rd[i], err = d[i].Open(ctx, client.OpenOptions{Room: 1, PeerGroup: "prefill"})
+		must(t, err)
+	}
+	for i := range 2 {
+		must(t, rd[i].Register(ctx, client.RegisterPart{Pool: d[i].pool, Pages: []int32{int32(5 + i), int32(8 + i)}}))
+		must(t, rs[i].Send(ctx, client.Chunk{Parts: []client.Part{{Pool: p[i].pool, Pages: []int32{1, 2}}}, Last: true}))
+	}
+	for i := range 2 {
+		for _, r := range []*client.Room{rs[i], rd[i]} {
+			st, err := r.WaitTerminal(ctx)
+			must(t, err)
+			if st != client.Success {
+				t.Fatalf("rank %d is %v\n%s", i, st, explain(1))
+			}
+			must(t, r.WaitReusable(ctx))
+			must(t, r.Release(ctx))
+		}
+		check(t, d[i], int64(100+i), []int32{int32(5 + i), int32(8 + i)})
+	}
+}

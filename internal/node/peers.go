@@ -1,0 +1,348 @@
+package node
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/terminus-kv/terminus/core"
+	"github.com/terminus-kv/terminus/core/layout"
+	"github.com/terminus-kv/terminus/core/statemachine"
+	"github.com/terminus-kv/terminus/internal/membership"
+	"github.com/terminus-kv/terminus/internal/peer"
+	"github.com/terminus-kv/terminus/plugins/sdk/contract"
+)
+
+// selfPeer is this engine as its own peer: a prefill and a decode worker on one engine hand over
+// through the same protocol.
+const selfPeer = core.PeerID(0)
+
+// remote is what another engine has announced, in its present incarnation.
+type remote struct {
+	inc       uint64
+	hostID    string
+	conn      uint64
+	up        bool
+	backends  []string // in its order of preference
+	groups    map[string]peer.Group
+	pools     map[uint64]*remotePool
+	endpoints map[endpointKey]peer.Endpoint
+	accepted  map[acceptKey]uint32
+	paired    map[[2]string]string // (own, its) pairs of groups that the core knows, and what it was told
+}
+
+type endpointKey struct {
+	backend string
+	epoch   uint32
+}
+
+// acceptKey is a writer epoch of the peer that an epoch of ours admitted.
+type acceptKey struct {
+	backend string
+	own     uint32
+	epoch   uint32
+}
+
+type remotePool struct {
+	id      uint64
+	pages   int32
+	layers  int32
+	tensors []*contract.Tensor
+	shape   []layout.Tensor
+}
+
+func newRemote() *remote {
+	return &remote{groups: map[string]peer.Group{}, pools: map[uint64]*remotePool{}, endpoints: map[endpointKey]peer.Endpoint{}, paired: map[[2]string]string{}}
+}
+
+func replaceEndpoint(m map[endpointKey]peer.Endpoint, e peer.Endpoint) map[endpointKey]peer.Endpoint {
+	m[endpointKey{e.Backend, e.Epoch}] = e
+	return m
+}
+
+// peerID mints the id of a node name.
+func (n *Node) peerID(node string) core.PeerID {
+	if id, ok := n.peerIDs[node]; ok {
+		return id
+	}
+	id := core.PeerID(len(n.peerNames))
+	n.peerIDs[node] = id
+	n.peerNames = append(n.peerNames, node)
+	return id
+}
+
+// membershipUpdate: dial who is there; a proof of death ends rooms at once.
+func (n *Node) membershipUpdate(u membership.Update) {
+	if u.Err != nil {
+		n.log.Warn("membership cannot be read, the last known peers stay", "err", u.Err)
+	}
+	n.links.SetPeers(u.Peers)
+	n.members = u.Peers
+	for _, g := range u.Gone {
+		n.log.Warn("peer engine is gone", "peer", g.Node, "incarnation", g.Incarnation)
+		n.events = append(n.events, core.Event{Kind: core.PeerGone, Peer: n.peerID(g.Node), Inc: g.Incarnation})
+	}
+}
+
+// peerEvent is the sink of the links, on the owner goroutine, in stream order.
+func (n *Node) peerEvent(ev peer.Event) {
+	id := n.peerID(ev.Node)
+	r := n.remotes[ev.Node]
+	if r == nil {
+		r = newRemote()
+		n.remotes[ev.Node] = r
+	}
+	switch ev.Kind {
+	case peer.Hello:
+		if r.inc != ev.Incarnation {
+			n.forgetRemote(id, r)
+			*r = *newRemote()
+		}
+		r.inc, r.hostID, r.conn, r.up = ev.Incarnation, ev.HostID, ev.Conn, true
+		r.backends = r.backends[:0]
+		for _, b := range ev.Backends {
+			r.backends = append(r.backends, b.Name)
+		}
+		for key := range n.refused { // told anew on this stream
+			if key.node == ev.Node {
+				delete(n.refused, key)
+			}
+		}
+		n.events = append(n.events, core.Event{Kind: core.PeerHello, Peer: id, Node: ev.Node, Inc: ev.Incarnation})
+	case peer.Down:
+		r.up = false
+		n.log.Warn("link to peer is down", "peer", ev.Node, "detail", ev.Detail)
+		n.events = append(n.events, core.Event{Kind: core.PeerDown, Peer: id})
+	case peer.Heard:
+		n.events = append(n.events, core.Event{Kind: core.PeerHeard, Peer: id})
+	case peer.GroupUp:
+		r.groups[ev.Group.Name] = ev.Group
+		n.pairGroups()
+	case peer.GroupGone:
+		delete(r.groups, ev.Group.Name)
+		n.pairGroups()
+	case peer.PoolUp:
+		p := &remotePool{id: ev.Pool.ID, pages: ev.Pool.Pages, layers: ev.Pool.Layers}
+		for _, t := range ev.Pool.Tensors {
+			p.tensors = append(p.tensors, &contract.Tensor{Region: t.Region, Offset: t.Offset, PageStride: t.PageStride, PageBytes: t.PageBytes, Layer: t.Layer})
+			p.shape = append(p.shape, layout.Tensor{Layer: int32(t.Layer), PageBytes: int64(t.PageBytes)})
+		}
+		n.remotePool(id, p)
+	case peer.PoolGone:
+		n.remotePoolGone(id, ev.Pool.ID)
+	case peer.EndpointUp:
+		if old, ok := r.endpoints[endpointKey{ev.Endpoint.Backend, ev.Endpoint.Epoch}]; ok && string(old.Token) == string(ev.Endpoint.Token) {
+			return // repeated after a Hello of the same incarnation
+		}
+		r.endpoints = replaceEndpoint(r.endpoints, ev.Endpoint)
+		if b := n.backendOf(ev.Endpoint.Backend); b != nil && b.serving {
+			n.accept(b, id, r, ev.Endpoint)
+		}
+	case peer.Lost:
+		n.endpointLost(id, r, ev.Endpoint)
+	case peer.Draining:
+		n.events = append(n.events, core.Event{Kind: core.PeerDraining, Peer: id})
+	case peer.Frame:
+		n.events = append(n.events, core.Event{Kind: core.PeerFrame, Peer: id, Frame: ev.Frame})
+	case peer.BadFrame:
+		n.bad.add("peer", "frame")
+		n.events = append(n.events, core.Event{Kind: core.PeerBadFrame, Peer: id, Frame: core.Frame{Kind: ev.Frame.Kind, Room: ev.Frame.Room, S: ev.Frame.S, D: ev.Frame.D}, Detail: ev.Detail})
+		n.log.Warn("a frame of a peer broke the protocol and was dropped", "peer", ev.Node, "room", ev.Frame.Room, "detail", ev.Detail)
+	case peer.Refused:
+		n.log.Warn("peer refuses", "peer", ev.Node, "code", ev.Refusal.Code, "detail", ev.Refusal.Detail, "by_peer", ev.Refusal.ByPeer)
+	}
+}
+
+func (n *Node) remotePool(id core.PeerID, p *remotePool) {
+	r := n.remotes[n.peerNames[id]]
+	r.pools[p.id] = p
+	var bytes int64
+	for _, t := range p.shape {
+		bytes += t.PageBytes
+	}
+	n.events = append(n.events, core.Event{Kind: core.PeerPool, Peer: id, Pool: p.id, Pages: p.pages, Layers: p.layers, PageBytes: bytes})
+}
+
+func (n *Node) remotePoolGone(id core.PeerID, pool uint64) {
+	delete(n.remotes[n.peerNames[id]].pools, pool)
+	n.events = append(n.events, core.Event{Kind: core.PeerPool, Peer: id, Pool: pool})
+	for _, b := range n.backends {
+		if !b.live {
+			continue
+		}
+		n.dropPlans(b, func(k planKey) bool { return k.peer == id && k.dst == pool })
+		for _, p := range b.peers {
+			if p.peer == id && p.pools[pool] && !n.poolInUse(b, p.handle, pool) {
+				delete(p.pools, pool)
+				n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_RemotePoolRemove{RemotePoolRemove: &contract.RemotePoolRemove{Peer: p.handle, Pool: pool}}})
+			}
+		}
+	}
+}
+
+func (n *Node) poolInUse(b *backend, handle uint32, pool uint64) bool {
+	for k := range b.plans {
+		if k.handle == handle && k.dst == pool {
+			return true
+		}
+	}
+	return false
+}
+
+// endpointLost: a plugin epoch of the peer is gone; ours forgets it as a target and as a writer.
+func (n *Node) endpointLost(id core.PeerID, r *remote, e peer.Endpoint) {
+	delete(r.endpoints, endpointKey{e.Backend, e.Epoch})
+	if b := n.backendOf(e.Backend); b != nil && b.live {
+		n.forgetPeerEpoch(b, peerKey{id, r.inc, e.Epoch}, r)
+	}
+	n.events = append(n.events, core.Event{Kind: core.PeerLost, Peer: id, Backend: e.Backend, Epoch: e.Epoch})
+}
+
+func (n *Node) forgetPeerEpoch(b *backend, key peerKey, r *remote) {
+	remove := func(handle uint32) {
+		n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_PeerRemove{PeerRemove: &contract.PeerRemove{Peer: handle}}})
+	}
+	if p := b.peers[key]; p != nil {
+		n.peerFailed(b, p, "the peer's plugin is gone")
+		delete(b.handles, p.handle)
+		remove(p.handle)
+	}
+	k := acceptKey{b.name, b.epoch, key.epoch}
+	if h, ok := r.accepted[k]; ok {
+		delete(r.accepted, k)
+		remove(h)
+	}
+}
+
+// forgetRemote drops what an older incarnation of a peer announced.
+func (n *Node) forgetRemote(id core.PeerID, r *remote) {
+	for key := range r.endpoints {
+		if b := n.backendOf(key.backend); b != nil && b.live {
+			n.forgetPeerEpoch(b, peerKey{id, r.inc, key.epoch}, r)
+		}
+	}
+	for pair := range r.paired {
+		n.events = append(n.events, core.Event{Kind: core.PeerGroup, Peer: id, Group: pair[1], PeerGroup: pair[0]})
+	}
+}
+
+// pairGroups tells the core which group here may work with which group at a peer, or why not.
+func (n *Node) pairGroups() {
+	for node, r := range n.remotes {
+		id := n.peerIDs[node]
+		if id == selfPeer {
+			clear(r.groups)
+			for _, g := range n.groups {
+				r.groups[g.name] = g.announce()
+			}
+		}
+		for pair := range r.paired {
+			own, ok := n.groups[pair[0]]
+			theirs, ok2 := r.groups[pair[1]]
+			if !ok || !ok2 || own.role == theirs.Role || len(theirs.Ranks) < int(theirs.Size) {
+				delete(r.paired, pair)
+				n.events = append(n.events, core.Event{Kind: core.PeerGroup, Peer: id, Group: pair[1], PeerGroup: pair[0]})
+			}
+		}
+		for _, theirs := range r.groups {
+			for _, own := range n.groups {
+				if own.role == theirs.Role || len(theirs.Ranks) < int(theirs.Size) {
+					continue
+				}
+				n.pair(id, node, r, own, &theirs)
+			}
+		}
+	}
+}
+
+func (n *Node) pair(id core.PeerID, node string, r *remote, own *group, theirs *peer.Group) {
+	ev := core.Event{Kind: core.PeerGroup, Peer: id, Group: theirs.Name, PeerGroup: own.name, Role: theirs.Role, Size: theirs.Size}
+	mine := make([]string, len(n.backends))
+	for i, b := range n.backends {
+		mine[i] = b.name
+	}
+	their := r.backends
+	if id == selfPeer {
+		their = mine
+	}
+	src, dst := layout.Cache(theirs.Layout), own.layout
+	order, other := mine, their // the destination's order decides
+	if own.role == statemachine.Source {
+		src, dst = dst, src
+		order, other = other, order
+	}
+	ev.Backends = common(order, other)
+	if err := layout.Compatible(src, dst); err != nil {
+		ev.Backends, ev.Reason, ev.Detail = nil, statemachine.LayoutMismatch, err.Error()
+		n.refuseGroup(node, id, own, theirs, err)
+	} else if len(ev.Backends) == 0 {
+		ev.Reason, ev.Detail = statemachine.BackendDown, "the two engines have no transfer backend in common"
+	}
+	told := fmt.Sprint(ev.Role, ev.Size, ev.Backends, ev.Reason, ev.Detail)
+	if pair := [2]string{own.name, theirs.Name}; r.paired[pair] != told {
+		r.paired[pair] = told
+		n.events = append(n.events, ev)
+	}
+}
+
+// refusalKey is a pair of groups that a peer has been told cannot work together.
+type refusalKey struct{ own, node, theirs string }
+
+func (n *Node) refuseGroup(node string, id core.PeerID, own *group, theirs *peer.Group, err error) {
+	key := refusalKey{own.name, node, theirs.Name}
+	if n.refused[key] == err.Error() {
+		return
+	}
+	n.refused[key] = err.Error()
+	n.log.Error("groups cannot work together", "group", own.name, "peer", node, "peer_group", theirs.Name, "err", err)
+	if id == selfPeer {
+		return
+	}
+	r := peer.Refusal{Code: peer.RefusedFingerprint, Group: own.name, PeerGroup: theirs.Name, Detail: err.Error()}
+	if mm, ok := err.(*layout.Mismatch); ok {
+		r.Field = mm.Field
+	}
+	n.links.Refuse(node, r)
+}
+
+// common returns the names of order that are in other too.
+func common(order, other []string) []string {
+	var out []string
+	for _, a := range order {
+		for _, b := range other {
+			if a == b {
+				out = append(out, a)
+				break
+			}
+		}
+	}
+	return out
+}
+
+// sendFrame hands a frame to the link, or to this very engine.
+func (n *Node) sendFrame(f *core.FrameEffect) {
+	if f.Peer == selfPeer {
+		n.post(core.Event{Kind: core.PeerFrame, Peer: selfPeer, Frame: f.Frame})
+		return
+	}
+	node := n.peerNames[f.Peer]
+	if r := n.remotes[node]; r != nil && r.up {
+		n.links.Send(node, r.conn, f.Frame, f.Urgent)
+	}
+}
+
+// beat does what must happen regularly: the engine hears itself, plugins are asked for their stats.
+func (n *Node) beat(now int64) {
+	if now-n.lastBeat < int64(tick) {
+		return
+	}
+	n.lastBeat = now
+	n.events = append(n.events, core.Event{Kind: core.PeerHeard, Peer: selfPeer})
+	for _, b := range n.backends {
+		if b.live && len(b.ops) > 0 && time.Since(b.statsAsked) > statsEvery {
+			b.statsAsked = time.Now()
+			n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_Stats{Stats: &contract.StatsRequest{Id: b.seq}}})
+		}
+	}
+}
+
+const statsEvery = 3 * time.Second

@@ -1,0 +1,686 @@
+package node
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/terminus-kv/terminus/core"
+	"github.com/terminus-kv/terminus/core/layout"
+	"github.com/terminus-kv/terminus/core/statemachine"
+	"github.com/terminus-kv/terminus/internal/config"
+	"github.com/terminus-kv/terminus/internal/peer"
+	"github.com/terminus-kv/terminus/internal/pluginhost"
+	"github.com/terminus-kv/terminus/internal/telemetry"
+	"github.com/terminus-kv/terminus/plugins/sdk"
+	"github.com/terminus-kv/terminus/plugins/sdk/contract"
+)
+
+type regionState uint8
+
+const (
+	regionAbsent regionState = iota
+	regionAsked
+	regionReady
+	regionBad
+)
+
+// backend is one transfer backend of the configuration and the live epoch of its plugin.
+type backend struct {
+	name string
+	p    *pluginhost.Plugin
+
+	live    bool // an epoch is up
+	serving bool // and it has every region: the core may use it
+	down    bool
+	epoch   uint32
+	shake   *contract.HandshakeResponse
+	checked bool // receiver_checked
+	secret  []byte
+	lane    contract.Lane // of the last Done
+
+	regions map[uint64]regionState
+	peers   map[peerKey]*pluginPeer
+	handles map[uint32]*pluginPeer
+	plans   map[planKey]*plan
+	ops     map[core.OpID]*opState
+	nextID  uint64 // handles and plans
+	seq     uint64 // of Submit
+
+	out        []*contract.HostEvent // queued for the next flush
+	statsAsked time.Time
+}
+
+// peerKey names a plugin epoch of a peer.
+type peerKey struct {
+	peer  core.PeerID
+	inc   uint64
+	epoch uint32
+}
+
+type pluginPeer struct {
+	peerKey
+	handle uint32
+	pools  map[uint64]bool // remote pools made known
+	ready  bool
+	// wait holds what must follow PeerReady, in order.
+	wait []*contract.HostEvent
+}
+
+type planKey struct {
+	src  uint64
+	peer core.PeerID
+	// handle of the peer's epoch at the plugin
+	handle uint32
+	dst    uint64
+}
+
+type plan struct {
+	id     uint64
+	slices []layout.Slice
+	shape  []layout.Tensor
+	users  int // ops that are not quiet
+}
+
+// opState is what the host knows of an op at a plugin, so that a breach of R1 or R8 is noticed.
+type opState struct {
+	seq      uint64
+	accepted bool
+	ended    bool
+	bytes    uint64
+	progress uint64
+	plan     *plan
+}
+
+// spec makes the host's spec of a configured backend.
+func spec(name string, cfg *config.Config) (pluginhost.Spec, error) {
+	s := pluginhost.Spec{Name: name}
+	p, configured := cfg.Plugins[name]
+	if configured {
+		s.Exec, s.Args, s.Env, s.SHA256, s.MTLS = p.Exec, p.Args, p.Env, p.SHA256, p.MTLS
+		if len(p.Options) > 0 {
+			b, err := jsonOptions(p.Options)
+			if err != nil {
+				return s, fmt.Errorf("plugins.%s.options: %w", name, err)
+			}
+			s.Options = b
+		}
+	}
+	if s.Exec == "" && name == config.BuiltinBackend {
+		s.Args = []string{"plugin", name} // this binary, re-executed
+	} else if s.Exec == "" {
+		s.Exec = "engine-plugin-" + name
+	}
+	return s, nil
+}
+
+func (n *Node) backendOf(name string) *backend {
+	for _, b := range n.backends {
+		if b.name == name {
+			return b
+		}
+	}
+	return nil
+}
+
+// queue collects events for a plugin's session; flush sends them, all of a step in one go.
+func (n *Node) queue(b *backend, e ...*contract.HostEvent) { b.out = append(b.out, e...) }
+
+func (n *Node) flush() {
+	for _, b := range n.backends {
+		if len(b.out) == 0 {
+			continue
+		}
+		out := b.out
+		b.out = nil
+		if !b.live {
+			n.unsent(b, out, pluginhost.ErrEpoch)
+			continue
+		}
+		if err := b.p.Send(b.epoch, out...); err != nil {
+			n.unsent(b, out, err)
+		}
+	}
+}
+
+// unsent ends locally what a plugin could not be told. A full queue of an epoch that matters for
+// safety (grants, regions) means that the epoch cannot be followed any more: it is ended.
+func (n *Node) unsent(b *backend, events []*contract.HostEvent, err error) {
+	for _, e := range events {
+		switch {
+		case e.GetSubmit() != nil:
+			id := core.OpID(e.GetSubmit().Op)
+			if o := b.ops[id]; o != nil {
+				n.freeOp(b, id, o)
+			}
+			why := statemachine.TransferFailed
+			if errors.Is(err, pluginhost.ErrEpoch) {
+				why = statemachine.PluginLost
+			}
+			n.post(core.Event{Kind: core.OpEnd, Op: id, End: core.EndFailed, Reason: why, Quiet: true, Detail: err.Error()})
+		case e.GetGrant() != nil:
+			n.post(core.Event{Kind: core.GrantFailed, Grant: core.GrantID(e.GetGrant().Grant), Detail: err.Error()})
+		case !errors.Is(err, pluginhost.ErrEpoch):
+			n.fault(b, "frame", "Session", fmt.Sprintf("the plugin does not read: %v", err))
+			return
+		}
+	}
+}
+
+func (n *Node) fault(b *backend, rule, field, detail string) {
+	n.log.Error("plugin broke the contract", "plugin", b.name, "epoch", b.epoch, "rule", rule, "field", field, "detail", detail)
+	n.bad.add("plugin", rule)
+	if err := b.p.Fault(b.epoch, &contract.Fault{Rule: rule, Field: field, Detail: detail}); err != nil {
+		n.log.Debug("fault not delivered", "plugin", b.name, "err", err)
+	}
+}
+
+// pluginEvent is the sink of the plugin host, on the owner goroutine.
+func (n *Node) pluginEvent(ev pluginhost.Event) {
+	b := n.backendOf(ev.Plugin)
+	if b == nil {
+		return
+	}
+	switch ev.Kind {
+	case pluginhost.Up:
+		n.pluginUp(b, ev)
+	case pluginhost.Frame:
+		if b.live && ev.Epoch == b.epoch {
+			for _, e := range ev.Frame.Events {
+				n.pluginFrame(b, e)
+			}
+		}
+	case pluginhost.Lost:
+		n.pluginLost(b, ev)
+	case pluginhost.Reaped:
+		// With every process of the epoch gone and its control socket closed, nothing of it writes any
+		// more (design, rung 5). A same-host peer that maps our memory does so read-only, unless its lane
+		// is cma; such lanes are not served yet.
+		n.events = append(n.events, core.Event{Kind: core.PluginFenced, Backend: b.name, Epoch: ev.Epoch})
+	case pluginhost.Down:
+		b.down = true
+		n.log.Error("backend is down", "plugin", b.name, "err", ev.Err)
+		n.events = append(n.events, core.Event{Kind: core.PluginDown, Backend: b.name})
+		for _, reg := range n.regions {
+			n.offerRegion(reg)
+			n.regionSettled(reg)
+		}
+		n.pairGroups()
+	}
+}
+
+func (n *Node) pluginUp(b *backend, ev pluginhost.Event) {
+	b.live, b.serving, b.down = true, false, false
+	b.epoch, b.shake = ev.Epoch, ev.Handshake
+	b.checked = false
+	for _, f := range ev.Handshake.Features {
+		b.checked = b.checked || f == sdk.FeatureReceiverChecked
+	}
+	b.secret = make([]byte, 32)
+	rand.Read(b.secret) // never fails
+	b.regions, b.plans = map[uint64]regionState{}, map[planKey]*plan{}
+	b.peers, b.handles, b.ops = map[peerKey]*pluginPeer{}, map[uint32]*pluginPeer{}, map[core.OpID]*opState{}
+	b.seq, b.out = 0, nil
+	if err := n.cfg.CheckBackend(b.name, config.Duration(ev.Handshake.GetLimits().GetProgressTimeoutNs())); err != nil {
+		n.log.Warn("backend and clocks do not fit", "plugin", b.name, "err", err)
+	}
+	if !servesTransfer(ev.Handshake) {
+		n.fault(b, "R12", "HandshakeResponse.kinds", "transfer.backend names a plugin that is not a transfer backend")
+		return
+	}
+	for _, reg := range n.regions {
+		n.offerRegion(reg)
+	}
+	n.maybeServe(b)
+}
+
+func servesTransfer(h *contract.HandshakeResponse) bool {
+	for _, k := range h.Kinds {
+		if k == contract.Kind_KIND_TRANSFER {
+			return true
+		}
+	}
+	return false
+}
+
+// maybeServe lets the core use an epoch once it has every region that is ready at all.
+func (n *Node) maybeServe(b *backend) {
+	if !b.live || b.serving {
+		return
+	}
+	for _, reg := range n.regions {
+		if reg.proven && (b.regions[reg.id] == regionAbsent || b.regions[reg.id] == regionAsked) {
+			return
+		}
+	}
+	b.serving = true
+	for _, p := range n.pools {
+		n.queue(b, p.add())
+	}
+	for id, r := range n.remotes {
+		for key, e := range r.endpoints {
+			if key.backend == b.name {
+				n.accept(b, n.peerIDs[id], r, e)
+			}
+		}
+	}
+	self := peer.Endpoint{Backend: b.name, Epoch: b.epoch, Blob: b.shake.Endpoint, Secret: b.secret}
+	self.Token = peer.PairToken(b.secret, n.cfg.Node, n.incarnation)
+	n.remotes[n.cfg.Node].endpoints = replaceEndpoint(n.remotes[n.cfg.Node].endpoints, self)
+	n.accept(b, selfPeer, n.remotes[n.cfg.Node], self)
+	if err := n.links.AnnounceEndpoint(self); err != nil {
+		n.log.Error("the plugin's endpoint cannot be announced", "plugin", b.name, "err", err)
+	}
+	n.setBackends()
+	n.events = append(n.events, core.Event{
+		Kind: core.PluginUp, Backend: b.name, Epoch: b.epoch, ReceiverChecked: b.checked,
+		MaxOpBytes: int64(b.shake.GetLimits().GetMaxOpBytes()),
+	})
+	n.log.Info("backend serves", "plugin", b.name, "epoch", b.epoch, "version", b.shake.PluginVersion)
+}
+
+func (n *Node) setBackends() {
+	var bs []peer.Backend
+	for _, b := range n.backends {
+		e := uint32(0)
+		if b.serving {
+			e = b.epoch
+		}
+		bs = append(bs, peer.Backend{Name: b.name, Epoch: e})
+	}
+	n.links.SetBackends(bs)
+	n.pairGroups()
+}
+
+func (n *Node) pluginLost(b *backend, ev pluginhost.Event) {
+	if ev.Epoch != b.epoch || !b.live {
+		return
+	}
+	served := b.serving
+	b.live, b.serving, b.out = false, false, nil
+	b.ops, b.plans = nil, nil
+	n.log.Error("plugin lost", "plugin", b.name, "epoch", ev.Epoch, "err", ev.Err)
+	detail := ""
+	if ev.Err != nil {
+		detail = ev.Err.Error()
+		if len(detail) > 512 {
+			detail = detail[:512]
+		}
+	}
+	n.events = append(n.events, core.Event{Kind: core.PluginLost, Backend: b.name, Epoch: ev.Epoch, Detail: detail})
+	for _, reg := range n.regions {
+		if !reg.proven && reg.asked == b.name {
+			reg.asked = "" // its canary may have been half answered: the worker has to try again
+			n.regionFailed(reg, &workerapiNoBackend)
+		}
+	}
+	if served {
+		n.links.AnnounceLost(b.name, ev.Epoch)
+	}
+	n.setBackends()
+}
+
+// sendRegion hands one region to a live epoch.
+func (n *Node) sendRegion(b *backend, reg *region) {
+	b.regions[reg.id] = regionAsked
+	add := &contract.RegionAdd{Region: reg.id, Kind: contract.MemoryKind_MEMORY_KIND_HOST_SHM, Size: uint64(reg.size), NoCanary: reg.proven}
+	if !reg.proven {
+		add.CanaryOffset, add.Canary = reg.canaryAt, reg.canary
+	}
+	n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_RegionAdd{RegionAdd: add}})
+	if err := b.p.SendRegion(b.epoch, reg.id, reg.mem, reg.lease); err != nil && !errors.Is(err, pluginhost.ErrEpoch) {
+		n.fault(b, "frame", "control socketpair", "a region's descriptors cannot be sent: "+err.Error())
+	}
+}
+
+func (n *Node) pluginFrame(b *backend, e *contract.PluginEvent) {
+	switch v := e.Event.(type) {
+	case *contract.PluginEvent_RegionReady:
+		n.regionReady(b, v.RegionReady.Region)
+	case *contract.PluginEvent_RegionFailed:
+		n.regionRefused(b, v.RegionFailed)
+	case *contract.PluginEvent_PeerReady:
+		if p := b.handles[v.PeerReady.Peer]; p != nil && !p.ready {
+			p.ready = true
+			n.queue(b, p.wait...)
+			p.wait = nil
+		}
+	case *contract.PluginEvent_PeerFailed:
+		if p := b.handles[v.PeerFailed.Peer]; p != nil {
+			n.log.Warn("plugin cannot reach a peer", "plugin", b.name, "peer", n.peerNames[p.peer], "cause", causeName(v.PeerFailed.Cause), "detail", v.PeerFailed.Detail)
+			n.peerFailed(b, p, detailOf(b, v.PeerFailed.Cause, v.PeerFailed.Detail))
+		}
+	case *contract.PluginEvent_Accepted:
+		if o := n.opEvent(b, v.Accepted.Op, "Accepted.op"); o != nil {
+			if o.accepted {
+				n.fault(b, "R8", "Accepted.op", fmt.Sprintf("op %d was accepted twice", v.Accepted.Op))
+				return
+			}
+			o.accepted = true
+		}
+	case *contract.PluginEvent_Progress:
+		o := n.opEvent(b, v.Progress.Op, "Progress.op")
+		if o == nil {
+			return
+		}
+		if !o.accepted || o.ended || v.Progress.Bytes < o.progress || v.Progress.Bytes > o.bytes {
+			n.fault(b, "R8", "Progress.bytes", fmt.Sprintf("op %d: progress of %d bytes before accepted, after the end, backwards or beyond %d", v.Progress.Op, v.Progress.Bytes, o.bytes))
+			return
+		}
+		o.progress = v.Progress.Bytes
+		n.events = append(n.events, core.Event{Kind: core.OpProgress, Op: core.OpID(v.Progress.Op), Bytes: int64(v.Progress.Bytes)})
+	case *contract.PluginEvent_Done:
+		b.lane = v.Done.Lane
+		if o := b.ops[core.OpID(v.Done.Op)]; o != nil && v.Done.Bytes != o.bytes {
+			n.fault(b, "R11", "Done.bytes", fmt.Sprintf("op %d: %d bytes done of %d", v.Done.Op, v.Done.Bytes, o.bytes))
+			return
+		}
+		n.opEnded(b, v.Done.Op, core.Event{End: core.EndDone, Quiet: v.Done.Quiet, Bytes: int64(v.Done.Bytes)})
+		n.moved[telemetry.Moved{Direction: "out", Backend: b.name, Lane: laneName(v.Done.Lane)}] += v.Done.Bytes
+	case *contract.PluginEvent_Failed:
+		n.opEnded(b, v.Failed.Op, core.Event{End: core.EndFailed, Quiet: v.Failed.Quiet, Reason: reasonOf(v.Failed.Cause), Detail: detailOf(b, v.Failed.Cause, v.Failed.Detail)})
+	case *contract.PluginEvent_Skipped:
+		n.opEnded(b, v.Skipped.Op, core.Event{End: core.EndSkipped, Quiet: v.Skipped.Quiet, Reason: statemachine.Skipped, Detail: detailOf(b, v.Skipped.Cause, v.Skipped.Detail)})
+	case *contract.PluginEvent_Aborted:
+		n.opEnded(b, v.Aborted.Op, core.Event{End: core.EndAborted, Quiet: v.Aborted.Quiet})
+	case *contract.PluginEvent_Quiesced:
+		o := n.opEvent(b, v.Quiesced.Op, "Quiesced.op")
+		if o == nil {
+			return
+		}
+		if !o.ended {
+			n.fault(b, "R8", "Quiesced.op", fmt.Sprintf("op %d is quiesced before its end", v.Quiesced.Op))
+			return
+		}
+		n.freeOp(b, core.OpID(v.Quiesced.Op), o)
+		n.events = append(n.events, core.Event{Kind: core.OpQuiesced, Op: core.OpID(v.Quiesced.Op)})
+	case *contract.PluginEvent_Granted:
+		n.events = append(n.events, core.Event{Kind: core.Granted, Grant: core.GrantID(v.Granted.Grant)})
+	case *contract.PluginEvent_GrantFailed:
+		n.events = append(n.events, core.Event{Kind: core.GrantFailed, Grant: core.GrantID(v.GrantFailed.Grant), Detail: detailOf(b, v.GrantFailed.Cause, v.GrantFailed.Detail)})
+	case *contract.PluginEvent_Revoked:
+		n.events = append(n.events, core.Event{Kind: core.Revoked, Grant: core.GrantID(v.Revoked.Grant), Quiet: v.Revoked.Quiet})
+	case *contract.PluginEvent_Fenced:
+		n.events = append(n.events, core.Event{Kind: core.Fenced, Grant: core.GrantID(v.Fenced.Fence), Quiet: v.Fenced.Result == contract.FenceResult_FENCE_RESULT_QUIET})
+	case *contract.PluginEvent_Stats:
+		n.reconcile(b, v.Stats)
+	}
+}
+
+// opEvent finds the op that an event names; an op that the plugin was never given, or that is quiet
+// already, is a breach.
+func (n *Node) opEvent(b *backend, op uint64, field string) *opState {
+	o := b.ops[core.OpID(op)]
+	if o == nil && b.live {
+		n.fault(b, "R1", field, fmt.Sprintf("op %d is not open at this plugin", op))
+	}
+	return o
+}
+
+func (n *Node) opEnded(b *backend, op uint64, ev core.Event) {
+	o := n.opEvent(b, op, "end of an op")
+	if o == nil {
+		return
+	}
+	switch {
+	case o.ended:
+		n.fault(b, "R1", "end of an op", fmt.Sprintf("op %d ended twice", op))
+		return
+	case !o.accepted:
+		n.fault(b, "R8", "end of an op", fmt.Sprintf("op %d ended before it was accepted", op))
+		return
+	}
+	o.ended = true
+	if ev.Quiet {
+		n.freeOp(b, core.OpID(op), o)
+	}
+	n.opEnds[telemetry.OpEnd{Backend: b.name, End: endNames[ev.End]}]++
+	ev.Kind, ev.Op = core.OpEnd, core.OpID(op)
+	n.events = append(n.events, ev)
+}
+
+func (n *Node) freeOp(b *backend, id core.OpID, o *opState) {
+	delete(b.ops, id)
+	if o.plan != nil {
+		o.plan.users--
+	}
+}
+
+// reconcile compares the plugin's open ops with the host's: one that it does not know is lost.
+func (n *Node) reconcile(b *backend, s *contract.Stats) {
+	open := make(map[uint64]bool, len(s.OpenOps))
+	for _, op := range s.OpenOps {
+		open[op] = true
+	}
+	for id, o := range b.ops {
+		if !o.ended && o.seq <= s.LastSeq && !open[uint64(id)] {
+			o.ended, o.accepted = true, true
+			n.log.Error("plugin lost an op", "plugin", b.name, "op", uint64(id))
+			n.events = append(n.events, core.Event{Kind: core.OpEnd, Op: id, End: core.EndFailed, Reason: statemachine.LostByPlugin, Detail: "plugin " + b.name + " does not list the operation"})
+		}
+	}
+}
+
+func (n *Node) regionReady(b *backend, id uint64) {
+	reg := n.regions[id]
+	if reg == nil || b.regions[id] != regionAsked {
+		return
+	}
+	b.regions[id] = regionReady
+	if !reg.proven {
+		reg.proven = true
+		n.offerRegion(reg)
+	}
+	n.regionSettled(reg)
+	n.maybeServe(b)
+}
+
+func (n *Node) regionRefused(b *backend, f *contract.RegionFailed) {
+	reg := n.regions[f.Region]
+	if reg == nil {
+		return
+	}
+	b.regions[f.Region] = regionBad
+	n.log.Warn("plugin refused a region", "plugin", b.name, "region", f.Region, "cause", f.Cause, "detail", f.Detail)
+	if !reg.proven {
+		n.regionFailed(reg, regionError(b, f))
+	} else {
+		n.regionSettled(reg)
+	}
+	n.maybeServe(b)
+}
+
+// pluginEffect carries out one request of the core.
+func (n *Node) pluginEffect(e *core.PluginEffect) {
+	b := n.backendOf(e.Backend)
+	if b == nil || !b.live || b.epoch != e.Epoch {
+		return // PluginLost is on its way
+	}
+	switch e.Kind {
+	case core.PluginSubmit:
+		if err := n.submit(b, e); err != nil {
+			why := statemachine.TransferFailed
+			var mm *layout.Mismatch
+			if errors.As(err, &mm) {
+				why = statemachine.LayoutMismatch
+			}
+			n.post(core.Event{Kind: core.OpEnd, Op: e.Op, End: core.EndFailed, Reason: why, Quiet: true, Detail: err.Error()})
+		}
+	case core.PluginAbort:
+		o := b.ops[e.Op]
+		if o == nil || o.ended || n.abortWaiting(b, e.Op, o) {
+			return
+		}
+		// Behind its Submit, which may still be queued here.
+		n.flush()
+		ev := &contract.HostEvent{Event: &contract.HostEvent_Abort{Abort: &contract.AbortOp{Op: uint64(e.Op)}}}
+		if err := b.p.SendControl(b.epoch, ev); err != nil && !errors.Is(err, pluginhost.ErrEpoch) {
+			n.fault(b, "frame", "Control", "an abort cannot be sent: "+err.Error())
+		}
+	case core.PluginGrant:
+		g := &contract.Grant{Grant: uint64(e.Grant), Destination: opener(e.D)}
+		for i := range e.Parts {
+			g.Parts = append(g.Parts, &contract.GrantPart{Pool: e.Parts[i].Pool, Pages: wireRuns(e.Parts[i].Runs)})
+		}
+		n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_Grant{Grant: g}})
+	case core.PluginRevoke:
+		n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_Revoke{Revoke: &contract.Revoke{Grant: uint64(e.Grant), Destination: opener(e.D)}}})
+	case core.PluginFencePeer:
+		n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_FencePeer{FencePeer: &contract.FencePeer{Fence: uint64(e.Grant), Node: n.peerNames[e.Peer], Incarnation: e.PeerInc}}})
+	}
+}
+
+// submit queues an op, preceded by whatever the plugin must know first: the peer's epoch, the remote
+// pool, the plan.
+func (n *Node) submit(b *backend, e *core.PluginEffect) error {
+	p, err := n.pluginPeer(b, e.Peer, e.PeerInc, e.PeerEpoch)
+	if err != nil {
+		return err
+	}
+	pl, err := n.planFor(b, p, e.SrcPool, e.DstPool)
+	if err != nil {
+		return err
+	}
+	bytes := uint64(layout.Bytes(pl.slices, pl.shape, e.LayerFrom, e.LayerTo)) * uint64(layout.Pages(e.Source))
+	b.seq++
+	b.ops[e.Op] = &opState{seq: b.seq, bytes: bytes, plan: pl}
+	pl.users++
+	n.follow(b, p, &contract.HostEvent{Event: &contract.HostEvent_Submit{Submit: &contract.Submit{
+		Op: uint64(e.Op), Seq: b.seq, Generation: &contract.Generation{Source: opener(e.S), Destination: opener(e.D)},
+		Direction: contract.Direction_DIRECTION_WRITE, Peer: p.handle, Plan: pl.id,
+		Source: wireRuns(e.Source), Destination: wireRuns(e.Destination),
+		LayerFrom: uint32(e.LayerFrom), LayerTo: uint32(e.LayerTo), Priority: e.Priority, DeadlineNs: uint64(max(e.DeadlineIn, 0)), Bytes: bytes,
+	}}})
+	return nil
+}
+
+// follow queues events that need the peer to be ready.
+func (n *Node) follow(b *backend, p *pluginPeer, e *contract.HostEvent) {
+	if p.ready {
+		n.queue(b, e)
+	} else {
+		p.wait = append(p.wait, e)
+	}
+}
+
+// abortWaiting ends an op that was not given to the plugin yet.
+func (n *Node) abortWaiting(b *backend, id core.OpID, o *opState) bool {
+	for _, p := range b.peers {
+		for i, e := range p.wait {
+			if s := e.GetSubmit(); s != nil && core.OpID(s.Op) == id {
+				p.wait = slices.Delete(p.wait, i, i+1)
+				n.freeOp(b, id, o)
+				n.post(core.Event{Kind: core.OpEnd, Op: id, End: core.EndAborted, Quiet: true})
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// peerFailed forgets a peer that the plugin cannot serve and ends what waited for it; the next op tries
+// anew.
+func (n *Node) peerFailed(b *backend, p *pluginPeer, detail string) {
+	delete(b.peers, p.peerKey)
+	for _, e := range p.wait {
+		if s := e.GetSubmit(); s != nil {
+			id := core.OpID(s.Op)
+			if o := b.ops[id]; o != nil {
+				n.freeOp(b, id, o)
+			}
+			n.post(core.Event{Kind: core.OpEnd, Op: id, End: core.EndFailed, Reason: statemachine.TransferFailed, Quiet: true, Detail: detail})
+		}
+	}
+	p.wait = nil
+	for k := range b.plans { // the plugin drops its own with the peer
+		if k.handle == p.handle {
+			delete(b.plans, k)
+		}
+	}
+}
+
+// pluginPeer makes a peer's plugin epoch known to ours.
+func (n *Node) pluginPeer(b *backend, id core.PeerID, inc uint64, epoch uint32) (*pluginPeer, error) {
+	key := peerKey{id, inc, epoch}
+	if p := b.peers[key]; p != nil {
+		return p, nil
+	}
+	node := n.peerNames[id]
+	r := n.remotes[node]
+	if r == nil || r.inc != inc {
+		return nil, fmt.Errorf("engine %q is not the incarnation that registered the pages", node)
+	}
+	e, ok := r.endpoints[endpointKey{b.name, epoch}]
+	if !ok {
+		return nil, fmt.Errorf("engine %q has not announced epoch %d of plugin %s", node, epoch, b.name)
+	}
+	b.nextID++
+	p := &pluginPeer{peerKey: key, handle: uint32(b.nextID), pools: map[uint64]bool{}}
+	b.peers[key], b.handles[p.handle] = p, p
+	n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_PeerAdd{PeerAdd: &contract.PeerAdd{
+		Peer: p.handle, Node: node, Incarnation: inc, Epoch: epoch, Endpoint: e.Blob,
+		SameHost: r.hostID == n.hostID, RequireLane: contract.Lane_LANE_ANY, Token: e.Token,
+	}}})
+	return p, nil
+}
+
+// accept admits a peer's plugin epoch as a writer.
+func (n *Node) accept(b *backend, id core.PeerID, r *remote, e peer.Endpoint) {
+	if !b.live || !b.checked {
+		return
+	}
+	b.nextID++
+	n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_PeerAccept{PeerAccept: &contract.PeerAccept{
+		Peer: uint32(b.nextID), Node: n.peerNames[id], Incarnation: r.inc, Epoch: e.Epoch,
+		SameHost: r.hostID == n.hostID, Token: peer.PairToken(b.secret, n.peerNames[id], r.inc),
+	}}})
+	if r.accepted == nil {
+		r.accepted = map[acceptKey]uint32{}
+	}
+	r.accepted[acceptKey{b.name, b.epoch, e.Epoch}] = uint32(b.nextID)
+}
+
+func (n *Node) planFor(b *backend, p *pluginPeer, src, dst uint64) (*plan, error) {
+	key := planKey{src, p.peer, p.handle, dst}
+	if pl := b.plans[key]; pl != nil {
+		return pl, nil
+	}
+	sp, rp := n.pools[src], n.remotes[n.peerNames[p.peer]].pools[dst]
+	if sp == nil || rp == nil {
+		return nil, fmt.Errorf("pool %d or the peer's pool %d is gone", src, dst)
+	}
+	slices, err := layout.Identity(sp.shape, rp.shape)
+	if err != nil {
+		return nil, err
+	}
+	if !p.pools[dst] {
+		p.pools[dst] = true
+		n.follow(b, p, &contract.HostEvent{Event: &contract.HostEvent_RemotePoolAdd{RemotePoolAdd: &contract.RemotePoolAdd{
+			Peer: p.handle, Pool: &contract.PoolAdd{Pool: dst, Pages: uint32(rp.pages), Tensors: rp.tensors},
+		}}})
+	}
+	b.nextID++
+	pl := &plan{id: b.nextID, slices: slices, shape: sp.shape}
+	add := &contract.PlanAdd{Plan: pl.id, SrcPool: src, Peer: p.handle, DstPool: dst, SrcPages: 1, DstPages: 1}
+	for _, s := range slices {
+		add.Slices = append(add.Slices, &contract.Slice{
+			SrcTensor: uint32(s.Src), DstTensor: uint32(s.Dst), SrcOff: uint64(s.SrcOff), DstOff: uint64(s.DstOff),
+			Len: uint64(s.Len), SrcStride: uint64(s.Len), DstStride: uint64(s.Len), Count: 1,
+		})
+	}
+	b.plans[key] = pl
+	n.follow(b, p, &contract.HostEvent{Event: &contract.HostEvent_PlanAdd{PlanAdd: add}})
+	return pl, nil
+}
+
+// dropPlans removes plans that no op uses; a plan in use is kept until its plugin epoch ends.
+func (n *Node) dropPlans(b *backend, match func(planKey) bool) {
+	for k, pl := range b.plans {
+		if match(k) && pl.users == 0 {
+			delete(b.plans, k)
+			n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_PlanRemove{PlanRemove: &contract.PlanRemove{Plan: pl.id}}})
+		}
+	}
+}
