@@ -1,12 +1,63 @@
-# One entry point. `make demo` and `make test` do all the set-up on a machine with Go, Python 3 and a C compiler.
-GO ?= go
-BIN := bin
+# One entry point. `make demo` and `make test` do all the set-up on a fresh machine with Go, Python 3
+# and a C compiler.
+GO     ?= go
+PYTHON ?= python3
+BIN    := bin
+TOOLS  := $(CURDIR)/$(BIN)/tools
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -X main.version=$(VERSION)
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
+PROTOC_GEN_GO_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
+
+.PHONY: help
+help: ## show the targets
+	@awk -F': .*## ' '/^[a-z-]+: .*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## put the binaries into bin/
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/engine ./plugins/tcp/engine-plugin-tcp
+
+.PHONY: demo
+demo: build ## move real KV cache between two engines on this machine and verify every page
+	$(BIN)/engine demo $(DEMO)
+
+.PHONY: test
+test: build vet staticcheck ## vet, static check, all tests under the race detector, the Python client
+	$(GO) test -race -timeout 15m ./...
+	$(PYTHON) -W error::ResourceWarning -m unittest discover -s clients/python/tests
+	scripts/e2e.sh
+
+.PHONY: vet
+vet:
+	@out=$$(gofmt -l $$(git ls-files '*.go' | grep -v '\.pb\.go$$')); [ -z "$$out" ] || { echo "not gofmt-ed: $$out" >&2; exit 1; }
+	$(GO) vet ./...
+
+.PHONY: staticcheck
+staticcheck: $(TOOLS)/staticcheck
+	$(TOOLS)/staticcheck ./...
+
+$(TOOLS)/staticcheck:
+	GOBIN=$(TOOLS) $(GO) install $(STATICCHECK)
+
+.PHONY: fuzz
+fuzz: ## run every fuzzer for FUZZTIME (default 30s)
+	@for pkg in $$($(GO) list ./...); do \
+	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
+	    echo "== $$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(or $(FUZZTIME),30s) $$pkg || exit 1; \
+	  done; done
 
 .PHONY: generate
-generate: ## rewrite generated code (needs protoc from the Debian package protobuf-compiler)
+generate: ## rewrite generated code (needs protoc, Debian package protobuf-compiler)
 	@command -v protoc >/dev/null || { echo 'protoc not found; install it with: apt-get install protobuf-compiler' >&2; exit 1; }
-	GOBIN=$(CURDIR)/$(BIN)/tools $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
-	GOBIN=$(CURDIR)/$(BIN)/tools $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
-	find . -name '*.proto' -not -path './bin/*' | while read -r p; do \
-	  PATH=$(CURDIR)/$(BIN)/tools:$$PATH protoc -I. --go_out=. --go_opt=paths=source_relative \
+	GOBIN=$(TOOLS) $(GO) install $(PROTOC_GEN_GO)
+	GOBIN=$(TOOLS) $(GO) install $(PROTOC_GEN_GO_GRPC)
+	git ls-files '*.proto' | while read -r p; do \
+	  PATH=$(TOOLS):$$PATH protoc -I. --go_out=. --go_opt=paths=source_relative \
 	    --go-grpc_out=. --go-grpc_opt=paths=source_relative "$$p" || exit 1; done
+	$(GO) generate ./...
+
+.PHONY: clean
+clean: ## remove bin/
+	rm -rf $(BIN)

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/terminus-kv/terminus/internal/config"
+	"github.com/terminus-kv/terminus/internal/demo"
+)
+
+func newDemo(a *app) *cobra.Command {
+	o := demo.Defaults()
+	size := config.Bytes(o.Bytes)
+	c := &cobra.Command{
+		Use:   "demo",
+		Short: "Show the incident that this engine ends, then move real KV cache between two engines and verify every page",
+		Example: `  engine demo
+  engine demo -o json
+  engine demo --trace conversation.jsonl --rooms 5000 --bytes 8GiB`,
+		Args:        arguments(0, 0, "no argument"),
+		Annotations: effect(starts),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.Bytes = int64(size)
+			o.Stdout, o.Stderr, o.Terminal = a.stdout, a.stderr, a.terminal
+			_, err := demo.Run(cmd.Context(), o)
+			return err
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.Trace, "trace", "", "Mooncake-format trace; default: a generated sample")
+	f.IntVar(&o.Rooms, "rooms", o.Rooms, "requests that are replayed")
+	f.Var(&bytesFlag{&size}, "bytes", "KV that is moved in all")
+	f.Uint64Var(&o.Seed, "seed", o.Seed, "of everything that is random")
+	f.Float64Var(&o.AbortFraction, "abort-fraction", o.AbortFraction, "share of the rooms that a worker aborts")
+	f.StringVar(&o.Arrival, "arrival", o.Arrival, "burst or spread")
+	f.StringVar(&o.Plugin, "plugin", "", "another backend: exec:PATH")
+	f.BoolVar(&o.NoPython, "no-python", false, "both workers in Go")
+	f.BoolVar(&o.NoIncident, "no-incident", false, "leave the first part out")
+	f.DurationVar(&o.Deadline, "deadline", o.Deadline, "longest run")
+	f.VarP(&choice{&o.Output, []string{"table", "json"}}, "output", "o", "table or json")
+	c.AddCommand(newDemoWorker(a))
+	return c
+}
+
+func newDemoWorker(a *app) *cobra.Command {
+	o := demo.WorkerDefaults()
+	size := config.Bytes(o.Bytes)
+	c := &cobra.Command{
+		Use:   "worker",
+		Short: "Run one demo worker against a running engine; start one of each role with the same options",
+		Example: `  engine demo worker --role prefill --socket /run/terminus/prefill-0/worker.sock
+  engine demo worker --role decode --socket /run/terminus/decode-0/worker.sock`,
+		Args:        arguments(0, 0, "no argument"),
+		Annotations: effect("opens rooms at a running engine"),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.Role == "" || o.Socket == "" {
+				return &usageError{errors.New("want --role and --socket"), cmd}
+			}
+			o.Bytes = int64(size)
+			o.Stdout, o.Stderr = a.stdout, a.stderr
+			return demo.Worker(cmd.Context(), o)
+		},
+	}
+	f := c.Flags()
+	f.Var(&choice{&o.Role, []string{demo.RolePrefill, demo.RoleDecode}}, "role", "prefill or decode")
+	f.StringVar(&o.Socket, "socket", "", "worker socket of the engine")
+	f.StringVar(&o.Group, "group", "", "own group; default: the role")
+	f.StringVar(&o.PeerGroup, "peer-group", "", "group of the counterpart; default: the other role")
+	f.StringVar(&o.Schedule, "schedule", "", "schedule file that the demo wrote")
+	f.StringVar(&o.Trace, "trace", "", "Mooncake-format trace; default: a generated sample")
+	f.IntVar(&o.Rooms, "rooms", o.Rooms, "requests that are replayed")
+	f.Var(&bytesFlag{&size}, "bytes", "KV that is moved in all")
+	f.Uint64Var(&o.Seed, "seed", o.Seed, "of everything that is random")
+	f.Float64Var(&o.AbortFraction, "abort-fraction", o.AbortFraction, "share of the rooms that a worker aborts")
+	f.StringVar(&o.Arrival, "arrival", o.Arrival, "burst or spread")
+	f.BoolVar(&o.Python, "python", false, "the Python worker")
+	f.DurationVar(&o.Quiet, "quiet", o.Quiet, "give up when nothing happens for this long")
+	return c
+}
+
+// bytesFlag is a size with a unit.
+type bytesFlag struct{ value *config.Bytes }
+
+func (b *bytesFlag) String() string {
+	if b.value == nil {
+		return ""
+	}
+	return b.value.String()
+}
+func (b *bytesFlag) Type() string       { return "SIZE" }
+func (b *bytesFlag) Set(s string) error { return b.value.UnmarshalText([]byte(s)) }

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/terminus-kv/terminus/internal/admin"
+)
+
+func newPlugins(a *app) *cobra.Command {
+	c := group(&cobra.Command{
+		Use:     "plugins",
+		Short:   "Look at plugins: the processes that move bytes",
+		Example: "  engine plugins list",
+	})
+	l := &cobra.Command{
+		Use:         "list",
+		Short:       "List the plugins with the state of their processes",
+		Example:     "  engine plugins list\n  engine plugins list -o json",
+		Args:        arguments(0, 0, "no argument"),
+		Annotations: effect(readOnly),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ps, err := ask(cmd, a, func(ctx context.Context, c *admin.Client) ([]admin.PluginInfo, error) { return c.Plugins(ctx) })
+			if err != nil {
+				return err
+			}
+			return list(a, ps, func(t *table) {
+				t.row("PLUGIN", "KIND", "VERSION", "STATE", "EPOCH", "PID", "UP", "BEAT", "BUSY", "OPS", "RESTARTS", "DETAIL")
+				for _, p := range ps {
+					if len(p.Epochs) == 0 {
+						t.row(p.Name, p.Kind, p.Version, stateCell(p.State), "", "", "", "", "", "", p.Restarts, p.Detail)
+					}
+					for _, e := range p.Epochs {
+						t.row(p.Name, p.Kind, p.Version, stateCell(p.State), fmt.Sprintf("%d %s", e.Epoch, e.State), e.PID, age(e.UptimeNS), age(e.BeatAgeNS)+" ago", e.Busy, e.Ops, p.Restarts, p.Detail)
+					}
+				}
+			})
+		},
+	}
+	a.engineFlags(l)
+	a.outputFlag(l)
+	c.AddCommand(l)
+	return c
+}
+
+func newPeers(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use:         "peers",
+		Short:       "List the other engines that this one knows",
+		Example:     "  engine peers\n  engine peers -o yaml",
+		Args:        arguments(0, 0, "no argument"),
+		Annotations: effect(readOnly),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ps, err := ask(cmd, a, func(ctx context.Context, c *admin.Client) ([]admin.PeerInfo, error) { return c.Peers(ctx) })
+			if err != nil {
+				return err
+			}
+			return list(a, ps, func(t *table) {
+				t.row("NODE", "STATE", "FOR", "HEARD", "INCARNATION", "ADDRESS", "LINK", "BACKENDS", "ROOMS", "OPS", "DETAIL")
+				for _, p := range ps {
+					t.row(p.Node, stateCell(p.State), age(p.SinceNS), age(p.HeardNS)+" ago", p.Incarnation, p.Address, link(p), strings.Join(p.Backends, ","), p.Rooms, p.OpsOut, p.Detail)
+				}
+			})
+		},
+	}
+	a.engineFlags(c)
+	a.outputFlag(c)
+	return c
+}
+
+func link(p admin.PeerInfo) string {
+	kind := "plain"
+	if p.TLS {
+		kind = "tls"
+	}
+	if p.SameHost {
+		kind += ", same host"
+	}
+	return kind
+}
+
+func newGroups(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use:         "groups",
+		Short:       "List the groups, here and at peers: the ranks of a model instance with one role",
+		Example:     "  engine groups",
+		Args:        arguments(0, 0, "no argument"),
+		Annotations: effect(readOnly),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			gs, err := ask(cmd, a, func(ctx context.Context, c *admin.Client) ([]admin.GroupInfo, error) { return c.Groups(ctx) })
+			if err != nil {
+				return err
+			}
+			return list(a, gs, func(t *table) {
+				t.row("GROUP", "ROLE", "NODE", "RANKS", "COMPLETE", "POOLS", "ROOMS", "DETAIL")
+				for _, g := range gs {
+					complete := cell{"yes", green}
+					if !g.Complete {
+						complete = cell{"no", yellow}
+					}
+					t.row(g.Name, g.Role, g.Node, fmt.Sprintf("%d of %d", len(g.Ranks), g.Size), complete, g.Pools, g.Rooms, g.Detail)
+				}
+			})
+		},
+	}
+	a.engineFlags(c)
+	a.outputFlag(c)
+	return c
+}
+
+func newStatus(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use:         "status",
+		Short:       "Tell who the engine is and whether it is ready; exit code 1 when it is not",
+		Example:     "  engine status\n  engine status --node prefill-0 -o json",
+		Args:        arguments(0, 0, "no argument"),
+		Annotations: effect(readOnly),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			st, err := ask(cmd, a, func(ctx context.Context, c *admin.Client) (admin.Status, error) { return c.Status(ctx) })
+			if err != nil {
+				return err
+			}
+			if err := a.print(st, func(t *table) {
+				t.row("node", st.Node)
+				ready := cell{"yes", green}
+				if !st.Ready {
+					ready = cell{"no: " + strings.Join(st.NotReady, "; "), red}
+				}
+				t.row("ready", ready)
+				t.row("version", st.Version)
+				t.row("incarnation", st.Incarnation)
+				t.row("pid", st.PID)
+				t.row("up", age(st.UptimeNS))
+				t.row("workers", st.Sessions)
+				t.row("rooms", fmt.Sprintf("%d not ended, %d ended with pages not free", st.Rooms, st.Held))
+			}); err != nil {
+				return err
+			}
+			if !st.Ready {
+				return &reported{exitFailed}
+			}
+			return nil
+		},
+	}
+	a.engineFlags(c)
+	a.outputFlag(c)
+	return c
+}
+
+// drainTimeout is longer than any drain budget.
+const drainTimeout = 25 * time.Hour
+
+func newDrain(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "drain",
+		Short: "Stop admission, let rooms end within the drain budget, then stop the engine",
+		Long: `Stop admission, tell the peers, let rooms end within drain.budget, then stop the engine. The same as SIGTERM.
+Exit code 0 when nothing was cut, else 1`,
+		Example:     "  engine drain\n  engine drain --node prefill-0",
+		Args:        arguments(0, 0, "no argument"),
+		Annotations: effect(mutating),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !cmd.Flags().Changed("timeout") {
+				a.timeout = drainTimeout
+			}
+			res, err := ask(cmd, a, func(ctx context.Context, c *admin.Client) (admin.DrainResult, error) { return c.Drain(ctx) })
+			if err != nil {
+				return err
+			}
+			if err := a.print(res, func(t *table) {
+				if res.Clean {
+					t.row("drained: every room had ended")
+				} else {
+					t.row(fmt.Sprintf("drained: the budget was over, %s ended as draining", count(res.Cut, "room")))
+				}
+			}); err != nil {
+				return err
+			}
+			if !res.Clean {
+				return &reported{exitFailed}
+			}
+			return nil
+		},
+	}
+	a.engineFlags(c)
+	a.outputFlag(c)
+	c.Flags().Lookup("timeout").DefValue = "the drain budget"
+	return c
+}

@@ -1,0 +1,115 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/terminus-kv/terminus/internal/admin"
+)
+
+// Bounds of bringing an engine up.
+const (
+	readyTimeout = 30 * time.Second
+	readyPoll    = 50 * time.Millisecond
+	askTimeout   = 5 * time.Second
+)
+
+// engine is one `engine run` of the demo.
+type engine struct {
+	node   string
+	config string // path of its YAML
+	worker string // socket of the worker API
+	admin  string // socket of the admin API
+	proc   *process
+}
+
+// newEngine writes the configuration of a node below dir.
+func newEngine(dir, node, plugin string) (*engine, error) {
+	run := filepath.Join(dir, "run")
+	e := &engine{
+		node:   node,
+		config: filepath.Join(dir, node+".yaml"),
+		worker: filepath.Join(run, node, "worker.sock"),
+		admin:  filepath.Join(run, node, "admin.sock"),
+	}
+	if err := os.WriteFile(e.config, []byte(engineConfig(dir, node, plugin)), 0o600); err != nil {
+		return nil, fmt.Errorf("write the configuration of %s: %w", node, err)
+	}
+	return e, nil
+}
+
+// engineConfig is what a user would write: everything else is the default. The clocks are short enough
+// for whoever watches.
+func engineConfig(dir, node, plugin string) string {
+	var b strings.Builder
+	q := strconv.Quote
+	fmt.Fprintf(&b, "node: %s\n", node)
+	fmt.Fprintf(&b, "runtime_dir: %s\n", q(filepath.Join(dir, "run")))
+	fmt.Fprintf(&b, "state_dir: %s\n", q(filepath.Join(dir, "state")))
+	fmt.Fprintf(&b, "peers: {driver: local}\n")
+	fmt.Fprintf(&b, "clocks: {bootstrap: 45s, register: 45s, input: 45s}\n")
+	fmt.Fprintf(&b, "drain: {budget: 5s}\n")
+	if plugin == "" {
+		fmt.Fprintf(&b, "transfer: {backend: tcp}\n")
+		return b.String()
+	}
+	fmt.Fprintf(&b, "transfer: {backend: custom}\n")
+	fmt.Fprintf(&b, "plugins:\n  custom: {exec: %s}\n", q(plugin))
+	return b.String()
+}
+
+// start runs the engine as a user would, and returns at once.
+func (e *engine) start(binary string, env []string) (err error) {
+	e.proc, err = startProcess("engine "+e.node, []string{binary, "run", "-c", e.config}, env, nil)
+	return err
+}
+
+// waitReady waits until the engine says that it is ready.
+func (e *engine) waitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %v", readyTimeout))
+	defer cancel()
+	var last error
+	for {
+		if last = e.ready(ctx); last == nil {
+			return nil
+		}
+		select {
+		case <-e.proc.done:
+			return fmt.Errorf("before it was ready: %w", e.proc.obituary())
+		case <-ctx.Done():
+			return fmt.Errorf("engine %s: %w; last answer: %w", e.node, context.Cause(ctx), last)
+		case <-time.After(readyPoll):
+		}
+	}
+}
+
+// ready asks the engine's admin API.
+func (e *engine) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	c := admin.NewClient(e.admin)
+	defer c.Close()
+	r, err := c.Ready(ctx)
+	if err != nil {
+		return err
+	}
+	if !r.Ready {
+		return errors.New(strings.Join(r.Reasons, "; "))
+	}
+	return nil
+}
+
+// why asks the engine about a room, as `engine rooms why` does.
+func (e *engine) why(ctx context.Context, room int64) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	c := admin.NewClient(e.admin)
+	defer c.Close()
+	return c.Why(ctx, room)
+}

@@ -1,0 +1,566 @@
+package demo
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	client "github.com/terminus-kv/terminus/clients/go"
+)
+
+// kvRoom is what a worker needs of client.Room.
+type kvRoom interface {
+	Register(ctx context.Context, parts ...client.RegisterPart) error
+	Send(ctx context.Context, chunk client.Chunk) error
+	Abort(ctx context.Context) error
+	WaitTerminal(ctx context.Context) (client.Status, error)
+	WaitReusable(ctx context.Context) error
+	Release(ctx context.Context) error
+	Failure(ctx context.Context) (client.Failure, error)
+	Aux(ctx context.Context) ([]byte, error)
+}
+
+// openFunc opens a room of a session.
+type openFunc func(ctx context.Context, o client.OpenOptions) (kvRoom, error)
+
+// Bounds of a worker.
+const (
+	maxLive       = 512 // rooms that one worker has open at once
+	progressEvery = 200 * time.Millisecond
+	dialTimeout   = 30 * time.Second
+)
+
+// worker plays one role of a plan. Rooms run on goroutines of their own; pages are admitted strictly
+// in the plan's order, on both sides, so that two workers never wait for each other's pages.
+type worker struct {
+	plan      *Plan
+	role      string
+	peerGroup string
+	open      openFunc
+	pool      int
+	content   *content
+	mem       memory
+	reports   *reporter
+	start     time.Time
+
+	mu    sync.Mutex // the next five
+	alloc *allocator
+	cache *prefixCache // decode
+	freed chan struct{}
+	runs  int64 // of consecutive pages in all page lists
+	pages int64
+
+	live  chan struct{} // one token a room that is open
+	ended atomic.Int64
+	bytes atomic.Int64
+	moved atomic.Int64 // changes whenever something happens in any room
+}
+
+// newWorker prepares a worker on memory b of a session.
+func newWorker(plan *Plan, role, peerGroup string, b []byte, pool int, open openFunc, reports *reporter) *worker {
+	w := &worker{
+		plan: plan, role: role, peerGroup: peerGroup, open: open, pool: pool,
+		content: newContent(plan.PlanHeader), mem: newMemory(b, plan.PlanHeader), reports: reports,
+		freed: make(chan struct{}, 1), live: make(chan struct{}, maxLive),
+	}
+	w.alloc = newAllocator(w.mem, plan.BlockPages, plan.Seed)
+	w.cache = newPrefixCache(w.alloc)
+	return w
+}
+
+// runWorker is Worker after the options are checked and the plan is known.
+func runWorker(ctx context.Context, o WorkerOptions, plan *Plan) error {
+	reports := newReporter(o.Stdout)
+	dial, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	role := map[string]client.Role{RolePrefill: client.Source, RoleDecode: client.Destination}[o.Role]
+	c, err := client.Dial(dial, client.Options{
+		Socket: o.Socket, Group: o.Group, Role: role, Size: 1, Slots: 2 * maxLive, Notify: true,
+		Layout: client.Layout{DType: "bf16", Layers: plan.Tensors / 2, KVHeads: 1, HeadDim: plan.PageBytes / plan.PageTokens / 2, PageTokens: plan.PageTokens, Kind: "mha"},
+	})
+	if err != nil {
+		return fmt.Errorf("worker socket %s: %w", o.Socket, err)
+	}
+	defer c.Close()
+	region, err := c.CreateRegion(dial, plan.poolBytes())
+	if err != nil {
+		return fmt.Errorf("register %d bytes of memory: %w", plan.poolBytes(), err)
+	}
+	pool := client.Pool{Pages: plan.PoolPages}
+	for t := range plan.Tensors {
+		pool.Tensors = append(pool.Tensors, client.Tensor{
+			Region: region, Offset: int64(t) * int64(plan.PoolPages) * int64(plan.PageBytes), PageBytes: int64(plan.PageBytes), Layer: t / 2,
+		})
+	}
+	id, err := c.AddPool(dial, pool)
+	if err != nil {
+		return fmt.Errorf("add a pool of %d pages: %w", plan.PoolPages, err)
+	}
+	open := func(ctx context.Context, oo client.OpenOptions) (kvRoom, error) { return c.Open(ctx, oo) }
+	w := newWorker(plan, o.Role, o.PeerGroup, region.Bytes(), id, open, reports)
+	reports.send(report{T: "ready", Language: "go"})
+	if err := w.run(ctx, o.Quiet); err != nil {
+		return err
+	}
+	fmt.Fprintln(o.Stderr, &reports.sum)
+	return reports.sum.err()
+}
+
+// run plays all rooms and reports. The error says why the worker stopped early; the report says the
+// same.
+func (w *worker) run(ctx context.Context, quiet time.Duration) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		w.watch(ctx, stop, quiet)
+	}()
+
+	w.start = time.Now()
+	var rooms sync.WaitGroup
+	for i := range w.plan.Rooms {
+		r := &w.plan.Rooms[i]
+		pages, err := w.arrive(ctx, r)
+		if err != nil {
+			stop(err)
+			break
+		}
+		rooms.Go(func() {
+			w.room(ctx, r, pages)
+			<-w.live
+		})
+	}
+	rooms.Wait()
+	err := context.Cause(ctx)
+	stop(nil)
+	<-watched
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	err = errors.Join(err, w.cache.flush())
+	end := report{T: "end", Pages: w.pages, Runs: w.runs}
+	end.Written, end.Leaked = w.alloc.finish()
+	if err != nil {
+		end.Error = err.Error()
+	}
+	w.reports.send(w.progress())
+	w.reports.send(end)
+	return errors.Join(err, w.reports.err)
+}
+
+func (w *worker) progress() report {
+	return report{T: "progress", Ended: w.ended.Load(), Bytes: w.bytes.Load()}
+}
+
+// watch reports progress, and stops a worker in whose rooms nothing happens for too long.
+func (w *worker) watch(ctx context.Context, stop context.CancelCauseFunc, quiet time.Duration) {
+	tick := time.NewTicker(progressEvery)
+	defer tick.Stop()
+	last, since := w.moved.Load(), time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		w.reports.send(w.progress())
+		if now := w.moved.Load(); now != last {
+			last, since = now, time.Now()
+		} else if time.Since(since) > quiet {
+			stop(fmt.Errorf("nothing happened in any room for %v; %d of %d rooms had ended", quiet, w.ended.Load(), len(w.plan.Rooms)))
+			return
+		}
+	}
+}
+
+// roomPages are the pages that a room holds at a worker: of the whole prompt at the decode worker, of
+// the part that moves at the prefill worker.
+type roomPages struct {
+	ids    []int32
+	shared []blockKey // blocks of the prefix cache that the room uses
+	own    []int32    // the rest of ids: given back by the room itself
+}
+
+// arrive waits for the moment of a room, a place among the live ones, and its pages.
+func (w *worker) arrive(ctx context.Context, r *Room) (roomPages, error) {
+	if err := sleepUntil(ctx, w.start.Add(time.Duration(r.At)*time.Microsecond)); err != nil {
+		return roomPages{}, err
+	}
+	select {
+	case w.live <- struct{}{}:
+		return w.admit(ctx, r)
+	case <-ctx.Done():
+		return roomPages{}, context.Cause(ctx)
+	}
+}
+
+// admit waits for a room's pages. Prefix blocks that are not cached (evicted, or the room that was to
+// bring them failed) are computed here, as an engine would.
+func (w *worker) admit(ctx context.Context, r *Room) (roomPages, error) {
+	for {
+		pages, ok, err := w.tryAdmit(r)
+		if ok || err != nil {
+			return pages, err
+		}
+		select {
+		case <-w.freed:
+		case <-ctx.Done():
+			return roomPages{}, context.Cause(ctx)
+		}
+	}
+}
+
+func (w *worker) tryAdmit(r *Room) (p roomPages, ok bool, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.role == RolePrefill {
+		if w.alloc.available() < r.Moved() {
+			return p, false, nil
+		}
+		p.own = w.alloc.take(r.Moved())
+		p.ids = p.own
+		w.count(p.ids)
+		return p, true, nil
+	}
+	// First hold what is cached, then see whether the rest fits.
+	need := r.Moved()
+	bp := w.plan.BlockPages
+	var hits [][]int32
+	for at := 0; at < r.Cached; at += bp {
+		k := blockKey{r.Owner(at), at / bp}
+		hit := w.cache.use(k)
+		hits = append(hits, hit)
+		if hit == nil {
+			need += min(bp, r.Cached-at)
+		} else {
+			p.shared = append(p.shared, k)
+		}
+	}
+	if err := w.cache.shrink(need); err != nil {
+		return p, false, err
+	}
+	if w.alloc.available() < need {
+		for _, k := range p.shared {
+			w.cache.drop(k)
+		}
+		return roomPages{}, false, nil
+	}
+	for b, hit := range hits {
+		if hit == nil {
+			at := b * bp
+			k := blockKey{r.Owner(at), b}
+			hit = w.alloc.take(min(bp, r.Cached-at))
+			for j, id := range hit {
+				w.fill(id, k.owner, at+j)
+			}
+			if w.cache.put(k, hit) {
+				p.shared = append(p.shared, k)
+			}
+		}
+		p.ids = append(p.ids, hit...)
+	}
+	p.own = w.alloc.take(r.Moved())
+	p.ids = append(p.ids, p.own...)
+	w.count(p.ids)
+	return p, true, nil
+}
+
+func (w *worker) count(ids []int32) {
+	w.pages += int64(len(ids))
+	w.runs += countRuns(ids)
+}
+
+// giveBack ends the room's use of its pages. Of a room that succeeded, the blocks that later rooms
+// share stay in the cache.
+func (w *worker) giveBack(r *Room, p roomPages, success bool) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, k := range p.shared {
+		w.cache.drop(k)
+	}
+	rest := p.own
+	if w.role == RoleDecode && success {
+		rest = nil
+		bp := w.plan.BlockPages
+		for at := r.Cached; at < r.Pages; at += bp {
+			block := p.ids[at:min(at+bp, r.Pages)]
+			k := blockKey{r.ID, at / bp}
+			if at < r.Keep && w.cache.put(k, block) {
+				w.cache.drop(k)
+			} else {
+				rest = append(rest, block...)
+			}
+		}
+	}
+	err := w.alloc.give(rest)
+	select {
+	case w.freed <- struct{}{}:
+	default:
+	}
+	return err
+}
+
+func countRuns(ids []int32) int64 {
+	var n int64
+	for i, id := range ids {
+		if i == 0 || id != ids[i-1]+1 {
+			n++
+		}
+	}
+	return n
+}
+
+func (w *worker) fill(id int32, room int64, page int) {
+	for t := range w.mem.tensors {
+		w.content.fill(w.mem.page(t, id), room, page, t)
+	}
+}
+
+func (w *worker) holds(id int32, room int64, page int) bool {
+	for t := range w.mem.tensors {
+		if !w.content.holds(w.mem.page(t, id), room, page, t) {
+			return false
+		}
+	}
+	return true
+}
+
+// aux is the record that travels with a room: as a serving stack's first token and its state would.
+func (c *content) aux(room int64) []byte {
+	b := binary.LittleEndian.AppendUint64(nil, uint64(room))
+	return binary.LittleEndian.AppendUint64(b, mix(c.seed^uint64(room)))
+}
+
+// room plays one room from open to release and reports it. Pages of a room that could not be seen to
+// its end are not given back: they count as leaked, which they are.
+func (w *worker) room(ctx context.Context, r *Room, pages roomPages) {
+	line := report{T: "room", Room: r.ID}
+	err := w.play(ctx, r, pages, &line)
+	if err != nil && line.Detail == "" {
+		line.Detail = err.Error()
+	}
+	if line.terminal() {
+		w.ended.Add(1)
+	}
+	w.moved.Add(1)
+	w.reports.send(line)
+}
+
+func (w *worker) play(ctx context.Context, r *Room, pages roomPages, line *report) error {
+	opened := time.Now()
+	room, err := w.open(ctx, client.OpenOptions{Room: r.ID, PeerGroup: w.peerGroup})
+	var ended *client.EndedError
+	if errors.As(err, &ended) { // the other side was faster
+		line.Status, line.Reason = statusFailed, string(ended.Reason)
+		return w.giveBack(r, pages, false)
+	}
+	if err != nil { // nothing was armed
+		return errors.Join(fmt.Errorf("open: %w", err), w.giveBack(r, pages, false))
+	}
+	w.moved.Add(1)
+
+	abort := newAborter(w, r, room)
+	defer abort.wait()
+	if w.role == RolePrefill {
+		err = w.send(ctx, r, pages, room, abort)
+	} else {
+		err = w.receive(ctx, r, pages, room, abort)
+	}
+	if err != nil {
+		return err
+	}
+	status, err := room.WaitTerminal(ctx)
+	if err != nil {
+		if !status.Terminal() {
+			line.Status = status.String()
+		}
+		return fmt.Errorf("wait for a terminal status: %w", err)
+	}
+	line.Status, line.Micros = status.String(), time.Since(opened).Microseconds()
+	line.Asked = abort.wait()
+	w.moved.Add(1)
+	if err := w.outcome(ctx, r, pages, room, status, line); err != nil {
+		return err
+	}
+	if err := room.WaitReusable(ctx); err != nil {
+		return fmt.Errorf("wait until pages are reusable: %w", err)
+	}
+	if err := room.Release(ctx); err != nil {
+		return fmt.Errorf("release: %w", err)
+	}
+	return w.giveBack(r, pages, status == client.Success)
+}
+
+// outcome explains a failure; of a success the decode worker checks every page of the prompt and
+// holds it for as long as it generates.
+func (w *worker) outcome(ctx context.Context, r *Room, pages roomPages, room kvRoom, status client.Status, line *report) error {
+	if status != client.Success {
+		f, err := room.Failure(ctx)
+		if err != nil {
+			return fmt.Errorf("ask for the reason: %w", err)
+		}
+		line.Reason, line.Detail = string(f.Reason), f.Detail
+		return nil
+	}
+	line.Reason = reasonSuccess
+	line.Bytes = int64(r.Moved()) * w.plan.PageBytesAll()
+	if w.role == RoleDecode {
+		for k, id := range pages.ids {
+			if !w.holds(id, r.Owner(k), k) {
+				line.Mismatched++
+			}
+		}
+		aux, err := room.Aux(ctx)
+		if err != nil {
+			return fmt.Errorf("take the aux record: %w", err)
+		}
+		line.BadAux = string(aux) != string(w.content.aux(r.ID))
+		w.bytes.Add(line.Bytes - line.Mismatched*w.plan.PageBytesAll())
+		return sleepUntil(ctx, time.Now().Add(time.Duration(r.Hold)*time.Microsecond))
+	}
+	w.bytes.Add(line.Bytes)
+	return nil
+}
+
+// send computes and sends a room's chunks.
+func (w *worker) send(ctx context.Context, r *Room, pages roomPages, room kvRoom, abort *aborter) error {
+	pause := time.Duration(r.Pause) * time.Microsecond
+	step := int(r.Point * float64(len(r.Chunks)+1)) // the abort comes after this many chunks
+	if len(r.Chunks) == 0 {
+		abort.after(ctx, time.Duration(r.Point*float64(pause)))
+		return unlessEnded(room.Send(ctx, client.Chunk{Last: true, Aux: w.content.aux(r.ID)}))
+	}
+	at := 0
+	for i, n := range r.Chunks {
+		if i == step {
+			abort.after(ctx, time.Duration((r.Point*float64(len(r.Chunks)+1)-float64(step))*float64(pause)))
+		}
+		if err := sleepUntil(ctx, time.Now().Add(pause)); err != nil {
+			return err
+		}
+		ids := pages.ids[at : at+n]
+		for k, id := range ids {
+			w.fill(id, r.ID, r.Cached+at+k)
+		}
+		at += n
+		chunk := client.Chunk{Parts: []client.Part{{Pool: w.pool, Pages: ids}}}
+		if i == len(r.Chunks)-1 {
+			chunk.Last, chunk.Aux = true, w.content.aux(r.ID)
+		}
+		err := room.Send(ctx, chunk)
+		w.moved.Add(1)
+		var ended *client.EndedError
+		if errors.As(err, &ended) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("send chunk %d: %w", i, err)
+		}
+	}
+	if step == len(r.Chunks) {
+		abort.after(ctx, 0)
+	}
+	return nil
+}
+
+// receive registers a room's pages. Of the aborts half come before that, a quarter right after it, and
+// a quarter somewhere on the way that the room has then.
+func (w *worker) receive(ctx context.Context, r *Room, pages roomPages, room kvRoom, abort *aborter) error {
+	if r.Point < 0.5 {
+		abort.after(ctx, 0)
+	}
+	err := room.Register(ctx, client.RegisterPart{Pool: w.pool, Pages: pages.ids, Prefix: r.Cached})
+	way := time.Duration(r.Pause*int64(len(r.Chunks))) * time.Microsecond
+	abort.after(ctx, time.Duration(max(0, r.Point-0.75)/0.25*float64(way)))
+	return unlessEnded(err)
+}
+
+// unlessEnded drops the error that a room ended meanwhile: its verdict is read next.
+func unlessEnded(err error) error {
+	var ended *client.EndedError
+	if errors.As(err, &ended) {
+		return nil
+	}
+	return err
+}
+
+// aborter aborts a room once, from a goroutine of its own, if this worker is to do that.
+type aborter struct {
+	w       *worker
+	r       *Room
+	room    kvRoom
+	done    chan struct{} // closed when it is over; nil: never started
+	release chan struct{} // closed when the room has ended: no need to wait longer
+	once    sync.Once
+	asked   bool
+}
+
+func newAborter(w *worker, r *Room, room kvRoom) *aborter {
+	return &aborter{w: w, r: r, room: room, release: make(chan struct{})}
+}
+
+// after starts the abort, delay from now; only rooms that this worker is to abort have one.
+func (a *aborter) after(ctx context.Context, delay time.Duration) {
+	if a.r.Aborter != a.w.role || a.done != nil {
+		return
+	}
+	a.done = make(chan struct{})
+	go func() {
+		defer close(a.done)
+		t := time.NewTimer(delay)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-a.release:
+			return
+		case <-ctx.Done():
+			return
+		}
+		a.asked = a.room.Abort(ctx) == nil
+	}()
+}
+
+// wait ends the abort if it has not begun, and reports whether it was asked for.
+func (a *aborter) wait() bool {
+	a.once.Do(func() { close(a.release) })
+	if a.done == nil {
+		return false
+	}
+	<-a.done
+	return a.asked
+}
+
+// sleepUntil waits for t or the end of ctx.
+func sleepUntil(ctx context.Context, t time.Time) error {
+	d := time.Until(t)
+	if d <= 0 {
+		return context.Cause(ctx)
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// loadPlan returns the worker's schedule: from its file, or made from its options.
+func (o WorkerOptions) loadPlan() (*Plan, error) {
+	if o.Schedule == "" {
+		return newPlan(planOptions{Trace: o.Trace, Rooms: o.Rooms, Bytes: o.Bytes, Seed: o.Seed, AbortFraction: o.AbortFraction, Arrival: o.Arrival})
+	}
+	f, err := os.Open(o.Schedule)
+	if err != nil {
+		return nil, fmt.Errorf("schedule: %w", err)
+	}
+	defer f.Close()
+	return readPlan(f)
+}
