@@ -24,7 +24,7 @@ func newDemo(a *app) *cobra.Command {
 			o.Bytes = int64(size)
 			o.Stdout, o.Stderr, o.Terminal = a.stdout, a.stderr, a.terminal
 			_, err := demo.Run(cmd.Context(), o)
-			return err
+			return demoError(cmd, err)
 		},
 	}
 	f := c.Flags()
@@ -59,7 +59,7 @@ func newDemoWorker(a *app) *cobra.Command {
 			}
 			o.Bytes = int64(size)
 			o.Stdout, o.Stderr = a.stdout, a.stderr
-			return demo.Worker(cmd.Context(), o)
+			return demoError(cmd, demo.Worker(cmd.Context(), o))
 		},
 	}
 	f := c.Flags()
@@ -71,12 +71,20 @@ func newDemoWorker(a *app) *cobra.Command {
 	f.StringVar(&o.Trace, "trace", "", "Mooncake-format trace; default: a generated sample")
 	f.IntVar(&o.Rooms, "rooms", o.Rooms, "requests that are replayed")
 	f.Var(&bytesFlag{&size}, "bytes", "KV that is moved in all")
-	f.Uint64Var(&o.Seed, "seed", o.Seed, "of everything that is random")
+	f.Uint64Var(&o.Seed, "seed", o.Seed, "of everything that is random; a second run against the same engines needs another one")
 	f.Float64Var(&o.AbortFraction, "abort-fraction", o.AbortFraction, "share of the rooms that a worker aborts")
 	f.StringVar(&o.Arrival, "arrival", o.Arrival, "burst or spread")
-	f.BoolVar(&o.Python, "python", false, "the Python worker")
+	f.BoolVar(&o.Python, "python", false, "the decode worker in Python")
 	f.DurationVar(&o.Quiet, "quiet", o.Quiet, "give up when nothing happens for this long")
 	return c
+}
+
+// demoError tells wrong options from a demo that did not come out as it has to.
+func demoError(cmd *cobra.Command, err error) error {
+	if errors.Is(err, demo.ErrOptions) {
+		return &usageError{err, cmd}
+	}
+	return err
 }
 
 // bytesFlag is a size with a unit.

@@ -34,12 +34,8 @@ func notServed(key, value string) string {
 	switch {
 	case key == "peers.driver" && value == "etcd":
 		return "membership by etcd is not served by this version"
-	case key == "transfer.require_lane":
-		return "a required lane is not served by this version: the engine cannot yet refuse a slower one"
 	case key == "collective.backend":
 		return "collectives are not served by this version"
-	case strings.HasSuffix(key, ".mtls"):
-		return "TLS between engine and plugin is not served by this version; the socket is private to the user"
 	}
 	return ""
 }
@@ -138,8 +134,8 @@ func (c *checker) checkBackends() {
 			c.fail("transfer.backend", fmt.Sprintf("names %q twice", b), "keep one")
 		}
 	}
-	if c.Transfer.RequireLane != "" {
-		c.fail("transfer.require_lane", notServed("transfer.require_lane", c.Transfer.RequireLane), "remove the key")
+	if l := c.Transfer.RequireLane; l != "" && !slices.Contains(Lanes, l) {
+		c.fail("transfer.require_lane", fmt.Sprintf("%q is not a lane", l), "use one of: "+strings.Join(Lanes, ", "))
 	}
 	if c.Collective.Backend != "" {
 		c.fail("collective.backend", notServed("collective.backend", c.Collective.Backend), "remove the key")
@@ -150,8 +146,8 @@ func (c *checker) checkBackends() {
 			c.fail(key, fmt.Sprintf("%q cannot be a plugin name", name), "use a lower-case letter and up to 31 lower-case letters, digits and dashes")
 			continue
 		}
-		if p.MTLS {
-			c.fail(key+".mtls", notServed(key+".mtls", "true"), "remove the key")
+		if p.Script != "" && p.Exec == "engine-plugin-"+name {
+			c.fail(key+".script", "is a file for an interpreter, and exec names none", "set exec to the interpreter, such as python3")
 		}
 		if p.SHA256 != "" && !hexSum.MatchString(p.SHA256) {
 			c.fail(key+".sha256", "is not a SHA-256", "write the 64 hexadecimal digits that sha256sum prints")

@@ -80,22 +80,28 @@ type Transfer struct {
 	// Backend, or a list in order of preference; the destination's order decides, per group pair. Each
 	// is `tcp` (built in) or a name under plugins.
 	Backend Names `json:"backend,omitempty"`
-	// Lane that bytes must take. Not served yet: refused when set.
-	RequireLane string `json:"require_lane,omitempty"`
+	// Slowest lane that bytes may take, fastest first: rdma, nvlink, shm, cma, tcp. A peer that can only be
+	// reached by a slower one is refused. Empty: any.
+	RequireLane string `json:"require_lane,omitempty" jsonschema:"enum=,enum=rdma,enum=nvlink,enum=shm,enum=cma,enum=tcp"`
 }
+
+// Lanes are the values of transfer.require_lane, fastest first.
+var Lanes = []string{"rdma", "nvlink", "shm", "cma", "tcp"}
 
 // Plugin is one plugin process.
 type Plugin struct {
 	// Program: a path, or a name that is looked up next to the engine's binary and then in PATH. Default:
 	// engine-plugin-NAME; the plugin `tcp` needs none, it is built in.
 	Exec string `json:"exec,omitempty"`
+	// File that exec runs when exec is an interpreter, such as python3; sha256 then pins this file.
+	Script string `json:"script,omitempty"`
 	// Arguments of the program.
 	Args []string `json:"args,omitempty"`
 	// Environment of the program, besides the few variables that every plugin gets. Nothing is inherited.
 	Env map[string]string `json:"env,omitempty"`
 	// SHA-256 of the program, 64 hexadecimal digits; another file is refused.
 	SHA256 string `json:"sha256,omitempty" jsonschema:"pattern=^([0-9a-fA-F]{64})?$"`
-	// Mutual TLS between engine and plugin. Not served yet: refused when true.
+	// Mutual TLS between engine and plugin, by one-time certificates. Go plugins only: Python's gRPC refuses them.
 	MTLS bool `json:"mtls,omitempty"`
 	// Options of the backend, checked by the schema that the plugin sends at handshake.
 	Options map[string]any `json:"options,omitempty"`

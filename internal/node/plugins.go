@@ -99,7 +99,7 @@ func spec(name string, cfg *config.Config) (pluginhost.Spec, error) {
 	s := pluginhost.Spec{Name: name}
 	p, configured := cfg.Plugins[name]
 	if configured {
-		s.Exec, s.Args, s.Env, s.SHA256, s.MTLS = p.Exec, p.Args, p.Env, p.SHA256, p.MTLS
+		s.Exec, s.Script, s.Args, s.Env, s.SHA256, s.MTLS = p.Exec, p.Script, p.Args, p.Env, p.SHA256, p.MTLS
 		if len(p.Options) > 0 {
 			b, err := jsonOptions(p.Options)
 			if err != nil {
@@ -621,7 +621,7 @@ func (n *Node) pluginPeer(b *backend, id core.PeerID, inc uint64, epoch uint32) 
 	b.peers[key], b.handles[p.handle] = p, p
 	n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_PeerAdd{PeerAdd: &contract.PeerAdd{
 		Peer: p.handle, Node: node, Incarnation: inc, Epoch: epoch, Endpoint: e.Blob,
-		SameHost: r.hostID == n.hostID, RequireLane: contract.Lane_LANE_ANY, Token: e.Token,
+		SameHost: r.hostID == n.hostID, RequireLane: lane(n.cfg.Transfer.RequireLane), Token: e.Token,
 	}}})
 	return p, nil
 }

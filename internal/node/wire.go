@@ -78,6 +78,14 @@ func laneName(l contract.Lane) string {
 	return strings.ToLower(strings.TrimPrefix(l.String(), "LANE_"))
 }
 
+// lane is the inverse of laneName; empty means any.
+func lane(name string) contract.Lane {
+	if l, ok := contract.Lane_value["LANE_"+strings.ToUpper(name)]; ok && name != "" {
+		return contract.Lane(l)
+	}
+	return contract.Lane_LANE_ANY
+}
+
 var endNames = map[core.EndKind]string{core.EndDone: "done", core.EndFailed: "failed", core.EndSkipped: "skipped", core.EndAborted: "aborted"}
 
 func jsonOptions(o map[string]any) ([]byte, error) {
