@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -242,24 +243,27 @@ func (n *Node) Peers(ctx context.Context) ([]admin.PeerInfo, error) {
 			}
 			return true
 		})
-		address := map[string]string{}
-		for _, m := range n.members {
-			address[m.Node] = m.Address
-		}
-		names := slices.Clone(n.peerNames[1:])
-		for node := range address {
-			if !slices.Contains(names, node) {
-				names = append(names, node)
+		links := n.links.Status()
+		for _, l := range links.Peers {
+			i := admin.PeerInfo{
+				Node: l.Node, Address: l.Address, Incarnation: l.Incarnation, State: l.State, SinceNS: int64(time.Since(l.Since)),
+				HeardNS: int64(l.HeardAgo), SameHost: l.SameHost, TLS: links.TLS && !strings.HasPrefix(l.Address, "unix:"), Rooms: rooms[l.Node], Detail: l.LastError,
 			}
-		}
-		slices.Sort(names)
-		for _, node := range names {
-			i := admin.PeerInfo{Node: node, Address: address[node], State: "connecting", Rooms: rooms[node], TLS: n.cfg.Peers.TLS.Enabled()}
-			if r := n.remotes[node]; r != nil {
-				i.Incarnation, i.SameHost, i.Backends = r.inc, r.hostID == n.hostID, r.backends
+			switch l.State {
+			case "up":
+				i.State = "ready"
+			case "waiting":
+				i.State = "connecting"
 			}
-			if p, ok := known[node]; ok {
-				i.HeardNS, i.OpsOut = int64(p.Silent), int(p.Ops)
+			for _, b := range l.Backends {
+				i.Backends = append(i.Backends, b.Name)
+			}
+			for _, r := range l.Refusals {
+				i.Detail = fmt.Sprintf("%s: %s", r.Code, r.Detail)
+			}
+			// The core knows what the silence of a peer means for rooms.
+			if p, ok := known[l.Node]; ok {
+				i.OpsOut = int(p.Ops)
 				switch {
 				case p.Dead:
 					i.State = "dead"
@@ -267,8 +271,6 @@ func (n *Node) Peers(ctx context.Context) ([]admin.PeerInfo, error) {
 					i.State = "draining"
 				case p.Suspect:
 					i.State = "suspect"
-				case p.Ready:
-					i.State = "ready"
 				}
 			}
 			out = append(out, i)

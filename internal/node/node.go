@@ -72,7 +72,6 @@ type Node struct {
 	remotes   map[string]*remote
 	peerIDs   map[string]core.PeerID
 	peerNames []string
-	members   []membership.Peer
 	refused   map[refusalKey]string
 	moved     map[telemetry.Moved]uint64
 	opEnds    map[telemetry.OpEnd]uint64

@@ -76,7 +76,6 @@ func (n *Node) membershipUpdate(u membership.Update) {
 		n.log.Warn("membership cannot be read, the last known peers stay", "err", u.Err)
 	}
 	n.links.SetPeers(u.Peers)
-	n.members = u.Peers
 	for _, g := range u.Gone {
 		n.log.Warn("peer engine is gone", "peer", g.Node, "incarnation", g.Incarnation)
 		n.events = append(n.events, core.Event{Kind: core.PeerGone, Peer: n.peerID(g.Node), Inc: g.Incarnation})
@@ -110,7 +109,6 @@ func (n *Node) peerEvent(ev peer.Event) {
 		n.events = append(n.events, core.Event{Kind: core.PeerHello, Peer: id, Node: ev.Node, Inc: ev.Incarnation})
 	case peer.Down:
 		r.up = false
-		n.log.Warn("link to peer is down", "peer", ev.Node, "detail", ev.Detail)
 		n.events = append(n.events, core.Event{Kind: core.PeerDown, Peer: id})
 	case peer.Heard:
 		n.events = append(n.events, core.Event{Kind: core.PeerHeard, Peer: id})
