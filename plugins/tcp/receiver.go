@@ -300,7 +300,8 @@ func (r *receiver) barrier() {
 	r.mu.Unlock()
 	for _, in := range conns {
 		in.gate.Lock()
-		in.gate.Unlock() //nolint:staticcheck // only passing through
+		//lint:ignore SA2001 only passing through
+		in.gate.Unlock()
 	}
 }
 

@@ -44,12 +44,11 @@ const (
 )
 
 const (
-	headerLen  = 16
-	beginLen   = 40
-	pieceLen   = 24 // u64 region, u64 offset, u64 bytes
-	descLen    = 40 // u64 source region, u64 offset, u64 region, u64 offset, u64 bytes
-	maxDetail  = 256
-	maxPayload = maxDesc*pieceLen + sliceBytes
+	headerLen = 16
+	beginLen  = 40
+	pieceLen  = 24 // u64 region, u64 offset, u64 bytes
+	descLen   = 40 // u64 source region, u64 offset, u64 region, u64 offset, u64 bytes
+	maxDetail = 256
 )
 
 type header struct {
