@@ -338,6 +338,13 @@ func (n *Node) sendRegion(b *backend, reg *region) {
 func (n *Node) pluginFrame(b *backend, e *contract.PluginEvent) {
 	switch v := e.Event.(type) {
 	case *contract.PluginEvent_RegionReady:
+		if len(v.RegionReady.Export) > 0 {
+			n.regionRefused(b, &contract.RegionFailed{
+				Region: v.RegionReady.Region, Cause: contract.Cause_CAUSE_UNSUPPORTED,
+				Detail: "RegionReady.export is in the contract and not served by this engine yet: peers cannot be told",
+			})
+			return
+		}
 		n.regionReady(b, v.RegionReady.Region)
 	case *contract.PluginEvent_RegionFailed:
 		n.regionRefused(b, v.RegionFailed)
@@ -628,13 +635,13 @@ func (n *Node) pluginPeer(b *backend, id core.PeerID, inc uint64, epoch uint32) 
 
 // accept admits a peer's plugin epoch as a writer.
 func (n *Node) accept(b *backend, id core.PeerID, r *remote, e peer.Endpoint) {
-	if !b.live || !b.checked {
+	if !b.live {
 		return
 	}
 	b.nextID++
 	n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_PeerAccept{PeerAccept: &contract.PeerAccept{
 		Peer: uint32(b.nextID), Node: n.peerNames[id], Incarnation: r.inc, Epoch: e.Epoch,
-		SameHost: r.hostID == n.hostID, Token: peer.PairToken(b.secret, n.peerNames[id], r.inc),
+		SameHost: r.hostID == n.hostID, Token: peer.PairToken(b.secret, n.peerNames[id], r.inc), Endpoint: e.Blob,
 	}}})
 	if r.accepted == nil {
 		r.accepted = map[acceptKey]uint32{}
