@@ -73,8 +73,6 @@ type group struct {
 	ranks  map[int32]core.SessionID
 }
 
-func (g *group) complete() bool { return int32(len(g.ranks)) == g.size }
-
 func (g *group) announce() peer.Group {
 	a := peer.Group{Name: g.name, Role: g.role, Size: g.size, Layout: peer.Layout(g.layout)}
 	for r := range g.ranks {

@@ -39,9 +39,8 @@ type planEntry struct {
 
 type grantState struct {
 	Grant
-	busy    bool
-	revoked bool
-	revoke  *contract.Revoke // arrived while the grant was being opened
+	busy   bool
+	revoke *contract.Revoke // arrived while the grant was being opened
 }
 
 func (s *Session) peerFailed(handle uint32, err error) {
