@@ -274,7 +274,7 @@ func (n *Node) addPool(s core.SessionID, p workerapi.Pool) error {
 	n.pools[lp.id] = lp
 	w.pools = append(w.pools, lp.id)
 	for _, b := range n.backends {
-		if b.live {
+		if b.serving { // an epoch that does not serve yet gets all pools when it does
 			n.queue(b, lp.add())
 		}
 	}
@@ -328,7 +328,7 @@ func (n *Node) forgetSession(s core.SessionID) {
 	}
 	for _, id := range w.pools {
 		for _, b := range n.backends {
-			if b.live {
+			if b.serving {
 				n.dropPlans(b, func(k planKey) bool { return k.src == id || (k.peer == selfPeer && k.dst == id) })
 				n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_PoolRemove{PoolRemove: &contract.PoolRemove{Pool: id}}})
 			}

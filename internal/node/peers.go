@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/terminus-kv/terminus/core"
@@ -48,6 +49,16 @@ type remotePool struct {
 	layers  int32
 	tensors []*contract.Tensor
 	shape   []layout.Tensor
+}
+
+// down is 1 when the peer has announced no live epoch of the backend.
+func (r *remote) down(backend string) int {
+	for k := range r.endpoints {
+		if k.backend == backend {
+			return 0
+		}
+	}
+	return 1
 }
 
 func newRemote() *remote {
@@ -135,6 +146,7 @@ func (n *Node) peerEvent(ev peer.Event) {
 		if b := n.backendOf(ev.Endpoint.Backend); b != nil && b.serving {
 			n.accept(b, id, r, ev.Endpoint)
 		}
+		n.pairGroups()
 	case peer.Lost:
 		n.endpointLost(id, r, ev.Endpoint)
 	case peer.Draining:
@@ -193,6 +205,7 @@ func (n *Node) endpointLost(id core.PeerID, r *remote, e peer.Endpoint) {
 		n.forgetPeerEpoch(b, peerKey{id, r.inc, e.Epoch}, r)
 	}
 	n.events = append(n.events, core.Event{Kind: core.PeerLost, Peer: id, Backend: e.Backend, Epoch: e.Epoch})
+	n.pairGroups()
 }
 
 func (n *Node) forgetPeerEpoch(b *backend, key peerKey, r *remote) {
@@ -269,6 +282,8 @@ func (n *Node) pair(id core.PeerID, node string, r *remote, own *group, theirs *
 		order, other = other, order
 	}
 	ev.Backends = common(order, other)
+	// A backend that is down at the peer comes last: new rooms are placed on one that is up.
+	slices.SortStableFunc(ev.Backends, func(a, b string) int { return r.down(a) - r.down(b) })
 	if err := layout.Compatible(src, dst); err != nil {
 		ev.Backends, ev.Reason, ev.Detail = nil, statemachine.LayoutMismatch, err.Error()
 		n.refuseGroup(node, id, own, theirs, err)

@@ -318,6 +318,7 @@ func (n *Node) pluginLost(b *backend, ev pluginhost.Event) {
 	}
 	if served {
 		n.links.AnnounceLost(b.name, ev.Epoch)
+		delete(n.remotes[n.cfg.Node].endpoints, endpointKey{b.name, ev.Epoch})
 	}
 	n.setBackends()
 }
