@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,10 +31,17 @@ func TestMain(m *testing.M) {
 		os.Args = append(os.Args[:1], os.Args[3:]...)
 		sdk.Main(tcp.New())
 	}
+	if len(os.Args) > 3 && os.Args[1] == "plugin" && os.Args[2] == "breach" {
+		breacherMain(os.Args[3])
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 
-var running []*engine
+var (
+	runningMu sync.Mutex
+	running   []*engine // all engines of the present tests
+)
 
 // engine is a node that runs in this process, with its plugin in one of its own.
 type engine struct {
@@ -64,8 +73,15 @@ func start(t *testing.T, dir, name string, set ...string) *engine {
 	case <-time.After(20 * time.Second):
 		t.Fatalf("engine %s did not start", name)
 	}
+	runningMu.Lock()
 	running = append(running, e)
-	t.Cleanup(func() { running = nil; e.stop(t) })
+	runningMu.Unlock()
+	t.Cleanup(func() {
+		runningMu.Lock()
+		running = slices.DeleteFunc(running, func(r *engine) bool { return r == e })
+		runningMu.Unlock()
+		e.stop(t)
+	})
 	eventually(t, name+" is ready", func() bool {
 		r, err := e.admin.Ready(context.Background())
 		return err == nil && r.Ready
@@ -175,6 +191,8 @@ func check(t *testing.T, w *worker, room int64, ids []int32) {
 // explain asks every engine of the test about a room.
 func explain(room int64) string {
 	var b strings.Builder
+	runningMu.Lock()
+	defer runningMu.Unlock()
 	for _, e := range running {
 		why, err := e.admin.Why(context.Background(), room)
 		fmt.Fprintln(&b, e.cfg.Node, why, err)

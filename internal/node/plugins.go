@@ -222,7 +222,7 @@ func (n *Node) pluginUp(b *backend, ev pluginhost.Event) {
 	rand.Read(b.secret) // never fails
 	b.regions, b.plans = map[uint64]regionState{}, map[planKey]*plan{}
 	b.peers, b.handles, b.ops = map[peerKey]*pluginPeer{}, map[uint32]*pluginPeer{}, map[core.OpID]*opState{}
-	b.seq, b.out = 0, nil
+	b.seq, b.out, b.statsAsked = 0, nil, time.Now()
 	if err := n.cfg.CheckBackend(b.name, config.Duration(ev.Handshake.GetLimits().GetProgressTimeoutNs())); err != nil {
 		n.log.Warn("backend and clocks do not fit", "plugin", b.name, "err", err)
 	}
