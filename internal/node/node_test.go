@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -440,5 +441,69 @@ func TestTwoRanks(t *testing.T) {
 			must(t, r.Release(ctx))
 		}
 		check(t, d[i], int64(100+i), []int32{int32(5 + i), int32(8 + i)})
+	}
+}
+
+// Two engines that know each other by address, moving bytes by TCP.
+func TestStaticPeersOverTCP(t *testing.T) {
+	dir := tempDir(t)
+	address := map[string]string{"p": freePort(t), "d": freePort(t)}
+	flags := func(name, other string) []string {
+		return []string{
+			"peers.driver=static", "peers.listen=" + address[name], `peers.static=[{node: ` + other + `, address: "` + address[other] + `"}]`,
+			"plugins.tcp.options.shm=false", "runtime_dir=" + filepath.Join(dir, name),
+		}
+	}
+	pe, de := start(t, dir, "p", flags("p", "d")...), start(t, dir, "d", flags("d", "p")...)
+	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 256), dial(t, de, client.Destination, "decode", 0, 1, 256)
+	ids := make([]int32, 200)
+	for i := range ids {
+		ids[i] = int32((i * 7) % 256)
+	}
+	handOver(t, p, d, 1, ids[:150], ids[50:])
+	rooms, err := de.admin.Plugins(short(t))
+	must(t, err)
+	if rooms[0].State != "up" {
+		t.Errorf("%+v", rooms)
+	}
+	info, err := pe.admin.Room(short(t), 1)
+	must(t, err)
+	if info[0].Lane != "tcp" {
+		t.Errorf("lane %q, want tcp", info[0].Lane)
+	}
+}
+
+func freePort(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// A pair of groups whose caches differ is refused before any room, naming the field.
+func TestLayoutMismatchIsRefusedByName(t *testing.T) {
+	dir := tempDir(t)
+	pe, de := start(t, dir, "p"), start(t, dir, "d")
+	dial(t, pe, client.Source, "prefill", 0, 1, 16)
+	c, err := client.Dial(short(t), client.Options{
+		Socket: de.cfg.Worker.Socket, Group: "decode", Role: client.Destination, Size: 1,
+		Layout: client.Layout{DType: "fp8_e4m3", Layers: tensors, KVHeads: 1, HeadDim: 64, PageTokens: 16, Kind: "mha"},
+	})
+	must(t, err)
+	defer c.Close()
+	eventually(t, "the open is refused with the field", func() bool {
+		r, err := c.Open(short(t), client.OpenOptions{Room: 1, PeerGroup: "prefill"})
+		if err == nil {
+			must(t, r.Abort(short(t)))
+			must(t, r.WaitReusable(short(t)))
+			must(t, r.Release(short(t)))
+			return false
+		}
+		return strings.Contains(err.Error(), "layout.dtype: source has bf16, destination has fp8_e4m3")
+	})
+	gs, err := pe.admin.Groups(short(t))
+	must(t, err)
+	if !strings.Contains(fmt.Sprint(gs), "layout.dtype") {
+		t.Errorf("groups at the source do not say why: %+v", gs)
 	}
 }
