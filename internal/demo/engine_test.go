@@ -65,19 +65,23 @@ func runJSON(t *testing.T, change func(*Options)) (Result, error) {
 }
 
 func TestDemoMovesRealKV(t *testing.T) {
-	for _, noPython := range []bool{false, true} {
-		r, err := runJSON(t, func(o *Options) { o.NoPython = noPython })
-		if err != nil {
-			t.Fatal(err)
-		}
-		if r.Rooms != 80 || r.Success < 70 || r.Aborted == 0 || r.Failed != 0 || r.Bytes < 8<<20 {
-			t.Errorf("%+v", r)
-		}
+	for name, noPython := range map[string]bool{"python": false, "go": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, err := runJSON(t, func(o *Options) { o.NoPython = noPython })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Rooms != 80 || r.Success < 70 || r.Aborted == 0 || r.Failed != 0 || r.Bytes < 8<<20 {
+				t.Errorf("%+v", r)
+			}
+		})
 	}
 }
 
 // The demo must not pass with a backend that breaks its promises.
 func TestDemoCatchesBackendThatWritesLate(t *testing.T) {
+	t.Parallel()
 	r, err := runJSON(t, func(o *Options) {
 		o.Plugin = "exec:" + build(t, "internal/demo/testdata/badplugin", "engine-plugin-late")
 	})
@@ -87,6 +91,7 @@ func TestDemoCatchesBackendThatWritesLate(t *testing.T) {
 }
 
 func TestDemoCatchesBackendThatSkips(t *testing.T) {
+	t.Parallel()
 	r, err := runJSON(t, func(o *Options) {
 		o.Plugin = "exec:" + build(t, "internal/demo/testdata/badplugin", "engine-plugin-skip")
 	})

@@ -25,10 +25,11 @@ const (
 	minPageBytes  = 512     // of one tensor
 	maxPageBytes  = 256 << 10
 	minPoolPages  = 16_384
-	maxPoolBytes  = int64(512) << 20
-	roomInterval  = 12_000 // µs: the trace is sped up to about this many a room
-	decodeToken   = 20_000 // µs that one generated token takes before the speed-up
-	prefillTokens = 20_000 // tokens that a prefill computes a second before the speed-up
+	maxPoolBytes  = int64(512) << 20 // unless the largest prompt needs more
+	maxPlanBytes  = int64(32) << 30  // of a pool at all
+	roomInterval  = 12_000           // µs: the trace is sped up to about this many a room
+	decodeToken   = 20_000           // µs that one generated token takes before the speed-up
+	prefillTokens = 20_000           // tokens that a prefill computes a second before the speed-up
 )
 
 // Plan is the schedule of a run, known to both workers: the model's scale and the rooms in order of
@@ -126,6 +127,9 @@ func newPlan(o planOptions) (*Plan, error) {
 // planTrace maps requests to rooms: blocks to pages, shared prefixes to cached pages, the uncached
 // rest to chunks, and everything to the size and speed of this run.
 func planTrace(reqs []Request, o planOptions) (*Plan, error) {
+	if len(reqs) == 0 {
+		return nil, errors.New("the trace holds no request")
+	}
 	p := &Plan{PlanHeader: PlanHeader{
 		Version: 1, Seed: o.Seed, Arrival: o.Arrival, PageTokens: pageTokens, BlockPages: blockPages,
 		Tensors: planTensors, Speed: 1, Count: len(reqs),
@@ -155,6 +159,10 @@ func planTrace(reqs []Request, o planOptions) (*Plan, error) {
 	perPage := (o.Bytes + moved - 1) / moved
 	p.PageBytes = int(min(max((perPage/planTensors+127)&^127, minPageBytes), maxPageBytes))
 	p.PoolPages = int(max(int64(2*largest), min(minPoolPages, maxPoolBytes/p.PageBytesAll())))
+
+	if p.poolBytes() > maxPlanBytes {
+		return nil, fmt.Errorf("each worker would need a pool of %s for the largest prompt, of %d pages; ask for fewer bytes", sizeText(p.poolBytes()), largest)
+	}
 
 	p.ChunkTokens = chunkTokens(p.Rooms)
 	for i := range p.Rooms {
@@ -293,7 +301,7 @@ func readPlan(r io.Reader) (*Plan, error) {
 		return nil, fmt.Errorf("schedule, line 1: rooms %d is not between 1 and %d", h.Count, maxRooms)
 	case h.PageBytes < minPageBytes || h.PageBytes > maxPageBytes || h.Tensors < 1 || h.Tensors > 64:
 		return nil, fmt.Errorf("schedule, line 1: page_bytes %d, tensors %d: outside [%d, %d], [1, 64]", h.PageBytes, h.Tensors, minPageBytes, maxPageBytes)
-	case h.PageTokens < 1 || h.BlockPages < 1 || h.PoolPages < 1 || h.PoolPages > 4*maxTokens/pageTokens:
+	case h.PageTokens < 1 || h.BlockPages < 1 || h.PoolPages < 1 || h.PoolPages > 4*maxTokens/pageTokens || h.poolBytes() > maxPlanBytes:
 		return nil, fmt.Errorf("schedule, line 1: page_tokens %d, block_pages %d, pool_pages %d: out of range", h.PageTokens, h.BlockPages, h.PoolPages)
 	}
 	for i := range h.Count {

@@ -30,6 +30,17 @@ func TestDefaultPlanIsTheMainJob(t *testing.T) {
 	}
 }
 
+func TestPlanRefusesWhatDoesNotFit(t *testing.T) {
+	_, err := planTrace([]Request{{InputLength: maxTokens}}, planOptions{Bytes: maxBytes})
+	if err == nil || !strings.Contains(err.Error(), "each worker would need a pool of 128.00 GiB") {
+		t.Fatalf("got %v", err)
+	}
+	_, err = planTrace([]Request{}, planOptions{Bytes: 1})
+	if err == nil {
+		t.Fatal("an empty trace was planned")
+	}
+}
+
 func TestPlanSharesPrefixes(t *testing.T) {
 	reqs, err := ReadTrace(strings.NewReader(`{"timestamp":0,"input_length":1100,"output_length":1,"hash_ids":[0,1,2]}
 {"timestamp":1,"input_length":1600,"output_length":1,"hash_ids":[0,1,3,4]}

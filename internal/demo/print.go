@@ -69,6 +69,7 @@ type figures struct {
 	pages, runs int64         // of the decode worker's page lists: pages, and runs of consecutive ones
 	aborts      int           // rooms that a worker was to abort
 	why         []string      // of one of them
+	failures    []string      // the first rooms that failed for another reason than an abort
 	whyRoom     int64
 }
 

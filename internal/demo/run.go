@@ -2,6 +2,7 @@ package demo
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,6 +19,9 @@ import (
 // workerQuiet is how long the demo's workers go on when nothing happens: longer than any clock that
 // could still end a room in engineConfig.
 const workerQuiet = 75 * time.Second
+
+// maxExamples is how many unexpected failures are shown.
+const maxExamples = 5
 
 // Run plays the demo and prints as it goes. The error, if any, says why the demo is not a success:
 // wrong options, a machine that cannot run it, or a Result whose Err is not nil.
@@ -98,6 +102,9 @@ func (r *run) transfer(ctx context.Context) (res Result, err error) {
 	r.takeDown()
 	res.Faults = append(append([]string{}, r.faults...), res.Faults...)
 	r.measure(res)
+	for _, failure := range r.figures.failures {
+		fmt.Fprintf(r.out, "  %s\n", failure)
+	}
 	if res.Err() != nil {
 		fmt.Fprint(r.out, r.lastWords())
 	}
@@ -318,9 +325,15 @@ func (r *run) measure(res Result) {
 		f.cpu += e.proc.cpu()
 	}
 	var times []int64
-	for id := range r.sides[1].rooms {
-		if line := r.sides[1].rooms[id]; line.Status == statusSuccess {
-			times = append(times, line.Micros)
+	for i := range r.plan.Rooms {
+		id := r.plan.Rooms[i].ID
+		src, dst := r.sides[0].rooms[id], r.sides[1].rooms[id]
+		switch {
+		case dst.Status == statusSuccess:
+			times = append(times, dst.Micros)
+		case dst.Status == statusFailed && dst.Reason != reasonAborted && dst.Reason != reasonPeerAborted && len(f.failures) < maxExamples:
+			f.failures = append(f.failures, fmt.Sprintf("room %d failed: %s at the destination (%s), %s at the source (%s)",
+				id, dst.Reason, cmp.Or(dst.Detail, "no detail"), src.Reason, cmp.Or(src.Detail, "no detail")))
 		}
 	}
 	if len(times) > 0 {
