@@ -197,7 +197,14 @@ type Error struct {
 
 // Error returns "engine: code (field, rule): message".
 func (e *Error) Error() string {
-	return fmt.Sprintf("engine: %s (%s, %s): %s", e.Code, e.Field, e.Rule, e.Message)
+	where := e.Field
+	if e.Field != "" && e.Rule != "" {
+		where += ", "
+	}
+	if where += e.Rule; where != "" {
+		where = " (" + where + ")"
+	}
+	return fmt.Sprintf("engine: %s%s: %s", e.Code, where, e.Message)
 }
 
 // EndedError answers a Register or Send on a room that has ended, and an Open of one that ended

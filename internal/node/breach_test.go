@@ -25,6 +25,7 @@ type breacher struct {
 	mode string
 	fds  chan [2]int
 	op   uint64 // the last one submitted
+	seq  uint64
 }
 
 func breacherMain(mode string) {
@@ -108,6 +109,9 @@ func (b *breacher) answer(ev *contract.HostEvent) []*contract.PluginEvent {
 		}
 		return []*contract.PluginEvent{{Event: &contract.PluginEvent_RegionReady{RegionReady: &contract.RegionReady{Region: v.RegionAdd.Region}}}}
 	case *contract.HostEvent_PeerAdd:
+		if b.mode == "slow-peer" {
+			time.Sleep(time.Second)
+		}
 		return []*contract.PluginEvent{{Event: &contract.PluginEvent_PeerReady{PeerReady: &contract.PeerReady{Peer: v.PeerAdd.Peer, Lane: contract.Lane_LANE_ANY}}}}
 	case *contract.HostEvent_Stats:
 		stats := &contract.Stats{Id: v.Stats.Id, LastSeq: 1 << 40}
@@ -132,7 +136,13 @@ func (b *breacher) breach(m *contract.Submit) []*contract.PluginEvent {
 	progress := func(n uint64) *contract.PluginEvent {
 		return &contract.PluginEvent{Event: &contract.PluginEvent_Progress{Progress: &contract.Progress{Op: m.Op, Bytes: n}}}
 	}
+	b.seq++
+	if m.Seq != b.seq { // what the SDK refuses
+		return []*contract.PluginEvent{accepted, {Event: &contract.PluginEvent_Failed{Failed: &contract.Failed{Op: m.Op, Cause: contract.Cause_CAUSE_PROTOCOL, Detail: "gap in Submit.seq", Quiet: true}}}}
+	}
 	switch b.mode {
+	case "slow-peer": // behaves, but for its peer
+		return []*contract.PluginEvent{accepted, done(m.Op, m.Bytes)}
 	case "end-twice":
 		failed := &contract.PluginEvent{Event: &contract.PluginEvent_Failed{Failed: &contract.Failed{Op: m.Op, Cause: contract.Cause_CAUSE_TRANSPORT}}}
 		return []*contract.PluginEvent{accepted, failed, failed}
@@ -193,5 +203,37 @@ func TestPluginBreachesEndItsRooms(t *testing.T) {
 				t.Errorf("status %+v, %v", st, err)
 			}
 		})
+	}
+}
+
+// Ops that are aborted while they wait for their peer to be ready leave no gap in Submit.seq: the ops
+// after them are not refused.
+func TestAbortWhileWaitingForPeerLeavesNoGap(t *testing.T) {
+	dir := tempDir(t)
+	self, err := os.Executable()
+	must(t, err)
+	pe := start(t, dir, "p", "plugins.tcp.exec="+self, `plugins.tcp.args=["plugin","breach","slow-peer"]`)
+	de := start(t, dir, "d")
+	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
+	ctx := short(t)
+	var rooms []*client.Room
+	for i := range int64(3) {
+		rs, err := p.Open(ctx, client.OpenOptions{Room: i})
+		must(t, err)
+		rd, err := d.Open(ctx, client.OpenOptions{Room: i, PeerGroup: "prefill"})
+		must(t, err)
+		must(t, rd.Register(ctx, client.RegisterPart{Pool: d.pool, Pages: []int32{int32(i)}}))
+		must(t, rs.Send(ctx, client.Chunk{Parts: []client.Part{{Pool: p.pool, Pages: []int32{1}}}, Last: true}))
+		eventually(t, "submitted", func() bool { return rs.Poll() == client.Transferring })
+		rooms = append(rooms, rs)
+	}
+	must(t, rooms[0].Abort(ctx)) // the plugin takes a second to be ready with the peer
+	must(t, rooms[0].WaitReusable(ctx))
+	for _, r := range rooms[1:] {
+		st, err := r.WaitTerminal(ctx)
+		must(t, err)
+		if st != client.Success {
+			t.Error(explain(r.ID()))
+		}
 	}
 }

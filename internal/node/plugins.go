@@ -86,7 +86,7 @@ type plan struct {
 
 // opState is what the host knows of an op at a plugin, so that a breach of R1 or R8 is noticed.
 type opState struct {
-	seq      uint64
+	seq      uint64 // 0: not sent yet
 	accepted bool
 	ended    bool
 	bytes    uint64
@@ -139,8 +139,22 @@ func (n *Node) flush() {
 			n.unsent(b, out, pluginhost.ErrEpoch)
 			continue
 		}
+		seq := b.seq
+		for _, e := range out {
+			// Numbered in the order in which they go: an op that waited for its peer, or was aborted while
+			// it waited, must leave no gap.
+			if s := e.GetSubmit(); s != nil {
+				seq++
+				s.Seq = seq
+				if o := b.ops[core.OpID(s.Op)]; o != nil {
+					o.seq = seq
+				}
+			}
+		}
 		if err := b.p.Send(b.epoch, out...); err != nil {
 			n.unsent(b, out, err)
+		} else {
+			b.seq = seq
 		}
 	}
 }
@@ -463,7 +477,7 @@ func (n *Node) reconcile(b *backend, s *contract.Stats) {
 		open[op] = true
 	}
 	for id, o := range b.ops {
-		if !o.ended && o.seq <= s.LastSeq && !open[uint64(id)] {
+		if !o.ended && o.seq != 0 && o.seq <= s.LastSeq && !open[uint64(id)] {
 			o.ended, o.accepted = true, true
 			n.log.Error("plugin lost an op", "plugin", b.name, "op", uint64(id))
 			n.events = append(n.events, core.Event{Kind: core.OpEnd, Op: id, End: core.EndFailed, Reason: statemachine.LostByPlugin, Detail: "plugin " + b.name + " does not list the operation"})
@@ -552,11 +566,10 @@ func (n *Node) submit(b *backend, e *core.PluginEffect) error {
 		return err
 	}
 	bytes := uint64(layout.Bytes(pl.slices, pl.shape, e.LayerFrom, e.LayerTo)) * uint64(layout.Pages(e.Source))
-	b.seq++
-	b.ops[e.Op] = &opState{seq: b.seq, bytes: bytes, plan: pl}
+	b.ops[e.Op] = &opState{bytes: bytes, plan: pl}
 	pl.users++
 	n.follow(b, p, &contract.HostEvent{Event: &contract.HostEvent_Submit{Submit: &contract.Submit{
-		Op: uint64(e.Op), Seq: b.seq, Generation: &contract.Generation{Source: opener(e.S), Destination: opener(e.D)},
+		Op: uint64(e.Op), Generation: &contract.Generation{Source: opener(e.S), Destination: opener(e.D)},
 		Direction: contract.Direction_DIRECTION_WRITE, Peer: p.handle, Plan: pl.id,
 		Source: wireRuns(e.Source), Destination: wireRuns(e.Destination),
 		LayerFrom: uint32(e.LayerFrom), LayerTo: uint32(e.LayerTo), Priority: e.Priority, DeadlineNs: uint64(max(e.DeadlineIn, 0)), Bytes: bytes,
