@@ -284,6 +284,7 @@ func (m *Machine) bury(idx int32) {
 		return
 	}
 	r.buried = true
+	m.freeParts(idx) // a tombstone answers without pages
 	n := m.tombs(r.peer)
 	if *n++; *n <= m.cfg.Limits.Tombstones {
 		return

@@ -12,11 +12,12 @@ import (
 // Clone returns an independent copy of the machine, for explorers and what-if questions.
 func (m *Machine) Clone() *Machine {
 	c := *m
-	c.out = nil
+	c.out, c.scratch = nil, nil
 	c.policy = m.policy.Clone()
 	c.rooms, c.ranks, c.parts, c.cursors = m.rooms.clone(), m.ranks.clone(), m.parts.clone(), m.cursors.clone()
 	c.chunks, c.ops, c.runs = m.chunks.clone(), m.ops.clone(), m.runs.clone()
 	c.heads, c.marks, c.placeholders = maps.Clone(m.heads), maps.Clone(m.marks), maps.Clone(m.placeholders)
+	c.holdQueue = slices.Clone(m.holdQueue)
 	c.markQueue, c.aux, c.details = slices.Clone(m.markQueue), maps.Clone(m.aux), maps.Clone(m.details)
 	c.remotePools, c.ids = maps.Clone(m.remotePools), maps.Clone(m.ids)
 	c.names, c.waiting, c.peers = slices.Clone(m.names), slices.Clone(m.waiting), slices.Clone(m.peers)
@@ -24,6 +25,9 @@ func (m *Machine) Clone() *Machine {
 	for id, s := range m.sessions {
 		t := *s
 		t.slots, t.pools = slices.Clone(s.slots), slices.Clone(s.pools)
+		for i := range t.pools {
+			t.pools[i].armed = slices.Clone(t.pools[i].armed)
+		}
 		c.sessions[id] = &t
 	}
 	c.groups = make(map[groupPair]*group, len(m.groups))

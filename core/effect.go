@@ -40,6 +40,7 @@ type WordEffect struct {
 	Residency statemachine.Residency
 	Opener    statemachine.Opener
 	Reason    statemachine.Reason // of a terminal status; for Failure(room)
+	Detail    string              // of a terminal status: what is known beyond the reason, often empty
 }
 
 // Reply answers a worker's request.

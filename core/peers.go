@@ -3,7 +3,6 @@ package core
 import (
 	"fmt"
 	"hash/crc32"
-	"slices"
 	"time"
 
 	"github.com/terminus-kv/terminus/core/layout"
@@ -108,17 +107,6 @@ func (m *Machine) peerDead(id PeerID) {
 	})
 }
 
-// forgetHolds drops the placeholders of a peer whose link is over. An Abort of one of them may have
-// been lost with the link, and a destination that is still registered says so again after Hello.
-func (m *Machine) forgetHolds(id PeerID) {
-	for room, h := range m.placeholders {
-		if h.peer == id {
-			delete(m.placeholders, room)
-			m.peer(id).holds--
-		}
-	}
-}
-
 // forgetPeer drops what belongs to an older incarnation of the peer: abort marks and pools.
 func (m *Machine) forgetPeer(id PeerID) {
 	for k, mk := range m.marks {
@@ -151,7 +139,8 @@ func (m *Machine) peerGroup(e *Event) {
 		if r.peerGroup != name || r.group != own {
 			return
 		}
-		if r.peer == nilPeer {
+		met := r.peer != nilPeer
+		if !met {
 			r.peer = e.Peer
 		}
 		if r.sm.Role != statemachine.Destination || r.sm.State == statemachine.Bound || r.peer != e.Peer {
@@ -162,8 +151,8 @@ func (m *Machine) peerGroup(e *Event) {
 			m.end(idx, g.reason, g.detail)
 		case g.size != int32(r.size):
 			m.end(idx, statemachine.LayoutMismatch, fmt.Sprintf("group %q has %d ranks, this one %d", e.Group, g.size, r.size))
-		default:
-			m.resync(idx)
+		case !met || r.sm.State == statemachine.Registered && r.backend == nil32:
+			m.resync(idx) // it waited for the group; else Hello has said it already
 		}
 	})
 }
@@ -323,74 +312,6 @@ func (m *Machine) absent(from PeerID, role statemachine.Role, f *Frame, e statem
 	for i := range o.N {
 		s := &o.Sends[i]
 		m.sendTo(from, Frame{Kind: s.Kind, Room: f.Room, S: s.S, D: s.D, Att: f.Att, Outcome: s.Outcome, Reason: s.Reason})
-	}
-}
-
-// remember keeps or drops placeholders and abort marks.
-func (m *Machine) remember(from PeerID, f *Frame, role statemachine.Role, o *statemachine.Out) {
-	p := m.peer(from)
-	if o.Do&statemachine.DoDropPlaceholder != 0 {
-		if h, ok := m.placeholders[f.Room]; ok && h.d == f.D {
-			delete(m.placeholders, f.Room)
-			m.peer(h.peer).holds--
-			if f.Kind == FrameAbort && m.liveRoom(roomKey{f.Room, role}) == nil32 {
-				o.Do |= statemachine.DoMark
-			}
-		}
-	}
-	if o.Do&statemachine.DoPlaceholder != 0 {
-		if h, ok := m.placeholders[f.Room]; ok {
-			m.peer(h.peer).holds--
-			delete(m.placeholders, f.Room)
-			if h.peer != from { // another engine's destination would wait in vain
-				m.sendTo(h.peer, Frame{Kind: FrameAbort, Room: f.Room, D: h.d, Att: h.att, Reason: statemachine.StaleRoom})
-			}
-		}
-		if p.holds >= m.cfg.Limits.PeerMarks {
-			m.sendTo(from, Frame{Kind: FrameAbort, Room: f.Room, D: f.D, Att: f.Att, Reason: statemachine.StaleRoom})
-			m.stats.Dropped++
-		} else {
-			m.placeholders[f.Room] = placeholder{f.D, f.Att, from, f.Group}
-			p.holds++
-		}
-	}
-	if o.Do&statemachine.DoMark != 0 {
-		k := markKey{roomKey{f.Room, role}, f.Att}
-		if old, ok := m.marks[k]; ok {
-			m.dropMark(k, old)
-		}
-		if p.marks >= m.cfg.Limits.PeerMarks {
-			m.stats.Dropped++
-			return
-		}
-		m.seq++
-		mk := mark{from, m.now + int64(m.cfg.Clocks.Tombstone), m.seq}
-		m.marks[k] = mk
-		p.marks++
-		if len(m.markQueue) > 2*len(m.marks)+64 { // mostly marks that were consumed or renewed
-			m.markQueue = slices.DeleteFunc(m.markQueue, func(d markDue) bool { return m.marks[d.key].seq != d.seq })
-		}
-		m.markQueue = append(m.markQueue, markDue{k, mk.seq})
-	}
-}
-
-func (m *Machine) dropMark(k markKey, mk mark) {
-	delete(m.marks, k)
-	m.peer(mk.peer).marks--
-}
-
-// expireMarks drops the abort marks whose tombstone clock is over; the queue is in order of time.
-func (m *Machine) expireMarks() {
-	for len(m.markQueue) > 0 {
-		d := m.markQueue[0]
-		mk, ok := m.marks[d.key]
-		if ok && mk.seq == d.seq {
-			if mk.due > m.now {
-				return
-			}
-			m.dropMark(d.key, mk)
-		}
-		m.markQueue = m.markQueue[1:]
 	}
 }
 

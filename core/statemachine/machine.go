@@ -243,6 +243,10 @@ func Step(r Record, e Event) (Record, Out) {
 	var o Out
 	switch e.Kind {
 	case OnOpen:
+		if r.State != Absent { // a record is opened once
+			o.Do |= DoDrop
+			break
+		}
 		r = Record{Role: e.Role, Own: e.Own, Att: e.Att, Admitted: e.Admitted}
 		switch {
 		case e.Marked:
@@ -435,6 +439,10 @@ func (r *Record) sourceFrame(e Event, o *Out) {
 			o.Do |= DoDrop
 		}
 	case FrameRegister:
+		if e.D.IsZero() {
+			o.Do |= DoDrop
+			return
+		}
 		switch r.State {
 		case Absent:
 			placeholder()
@@ -695,6 +703,10 @@ func (r *Record) askFence(o *Out) {
 }
 
 func (r *Record) destinationFrame(e Event, o *Out) {
+	if e.S.IsZero() && e.Frame != FrameAbort {
+		o.Do |= DoDrop
+		return
+	}
 	switch e.Frame {
 	case FrameBound:
 		switch r.State {

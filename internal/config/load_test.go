@@ -174,7 +174,7 @@ func TestDefaults(t *testing.T) {
 	if c.RuntimeDir != "/run/user/7/terminus" || c.Worker.Socket != filepath.Join(c.RuntimeDir, c.Node, "worker.sock") || c.StateDir == "" {
 		t.Errorf("%+v", c)
 	}
-	// The design's numbers: a change here is a change of the promise.
+	// The numbers of docs/protocol.md: a change here is a change of the promise.
 	want := Default().Clocks
 	if c.Clocks != want || want.Stall.Std() != 15*time.Second || want.TransferFloorRate != 50_000_000 {
 		t.Errorf("clocks %+v", c.Clocks)

@@ -210,8 +210,8 @@ func (n *Node) pluginEvent(ev pluginhost.Event) {
 		n.pluginLost(b, ev)
 	case pluginhost.Reaped:
 		// With every process of the epoch gone and its control socket closed, nothing of it writes any
-		// more (design, rung 5). A same-host peer that maps our memory does so read-only, unless its lane
-		// is cma; such lanes are not served yet.
+		// more (docs/protocol.md, rung 5). A same-host peer that maps our memory does so read-only,
+		// unless its lane is cma; such lanes are not served yet.
 		n.events = append(n.events, core.Event{Kind: core.PluginFenced, Backend: b.name, Epoch: ev.Epoch})
 	case pluginhost.Down:
 		b.down = true

@@ -85,7 +85,8 @@ const (
 	// the exit status and the tail of its stderr where there is one.
 	Lost
 	// Reaped: every process of the epoch is gone and its control socket has no holder. With the host's
-	// region leases this is the evidence for rung 5; until it comes the epoch may still write.
+	// region leases this is the evidence for rung 5 (docs/protocol.md); until it comes the epoch may
+	// still write.
 	Reaped
 	// Down: no epoch lives and none comes until Restart. Err says why.
 	Down

@@ -373,7 +373,7 @@ func (ss *session) failure(h *header, m *message) *Error {
 		return e
 	}
 	a := failureHeader{okHeader: ok(h.Seq), Status: uint8(s.status), Residency: uint8(s.residency)}
-	a.Reason, a.Doc = s.reason.String(), s.reason.Doc()
+	a.Reason, a.Doc, a.Detail = s.reason.String(), s.reason.Doc(), s.detail
 	ss.mu.Unlock()
 	ss.send(outgoing{header: a, counted: true})
 	return nil

@@ -64,6 +64,7 @@ type slot struct {
 	status    statemachine.KVPoll
 	residency statemachine.Residency
 	reason    statemachine.Reason
+	detail    string
 	aux       []byte
 }
 
@@ -406,7 +407,7 @@ func (ss *session) setWord(w *core.WordEffect) bool {
 		return false
 	}
 	s := &ss.slots[w.Slot]
-	s.status, s.residency, s.reason = w.Status, w.Residency, w.Reason
+	s.status, s.residency, s.reason, s.detail = w.Status, w.Residency, w.Reason, w.Detail
 	ss.page.set(w.Slot, word(uint8(w.Status), uint8(w.Residency), w.Opener.Seq))
 	if ss.dirty {
 		return false

@@ -1,0 +1,204 @@
+package core
+
+import "github.com/terminus-kv/terminus/core/statemachine"
+
+// room is one record: one open of a room at this engine. Pointer-free.
+type room struct {
+	sm     statemachine.Record
+	id     int64
+	gen    uint32 // of this slab entry, part of GrantID
+	next   int32  // next record of the same room and role
+	ranks  int32  // ranks that joined
+	dst    int32  // destination pages by (rank, ordinal): own at D, the peer's at P
+	ops    int32  // P: ops known to a plugin
+	timers [numTimers]timer
+
+	peer             PeerID // nilPeer: not known yet
+	group, peerGroup int32  // interned names
+	backend          int32  // interned; nil32: not placed
+	epoch            uint32 // plugin epoch of the destination's pages, at D
+	size             int16  // ranks of a group
+	joined           int16
+	paged            int16 // ranks that registered (D) or sent their last (P)
+
+	peerQueued  bool // the counterpart said Queued
+	outstanding bool // ops outstanding: own at P, by Progress at D
+	havePages   bool // P: dst holds the peer's pages
+	wantPages   bool // D: Confirm must repeat the pages
+	confirmOwed bool // D: Confirm waits for the grant
+	told        bool // P: last Progress said outstanding
+	counted     bool // in the live counts
+	buried      bool // in its peer's count of tombstones
+	parked      bool // P: left the scheduler because its backend is not up
+	grant       grantState
+	rungArmed   statemachine.Rung
+	clockLog2   uint8
+	deadline    uint8 // log2 + 1; 0: none
+
+	priority int32
+	total    int64 // bytes of the room as far as known
+	held     int64 // P: bytes not submitted yet
+	moved    int64 // bytes that are done (P), reported (D)
+	flight   int64 // P: bytes of open ops that progressed
+	pinned   int64 // D: bytes accounted against RoomBytes
+	opened   int64
+	since    int64 // of the state
+	toldAt   int64
+}
+
+type grantState uint8
+
+const (
+	noGrant grantState = iota
+	grantAsked
+	granted
+)
+
+// rank is one local rank of an opener: a worker's slot.
+type rank struct {
+	session SessionID
+	room    int32
+	next    int32
+	slot    int32
+	rank    int32
+	cursors int32 // P: cursor list
+	head    int32 // P: held chunks
+	tail    int32
+	chunks  int32 // P: chunks sent
+	ops     statemachine.Counts
+	word    uint16 // last published: status | residency<<3 | 1<<15
+	paged   bool   // D: registered; P: sent its last
+	armed   bool   // holds pages
+	marked  bool   // D: its pages are marked in its pools
+	gone    bool   // its worker is gone
+	done    bool   // released, or gone and reusable
+}
+
+// part is the destination pages of one (rank, ordinal).
+type part struct {
+	next, runs    int32
+	rank, ordinal int32
+	pages, prefix int32
+	pool          uint64
+}
+
+// cursor is how far a source rank has sent one pool: pages before page are complete, of the chunk
+// [page, page+chunk) the layers below layer.
+type cursor struct {
+	next, ordinal      int32
+	page, chunk, layer int32
+}
+
+// chunk is pages of one part that wait to be submitted.
+type chunk struct {
+	next, runs         int32
+	ordinal            int32
+	from, pages, off   int32 // source page index, count, already submitted
+	layerFrom, layerTo int32
+	pool               uint64
+	pageBytes          int64 // of the layers of this chunk
+}
+
+// op is a submission that is not known to be quiet.
+type op struct {
+	room, rank, next int32
+	gen              uint32
+	backend          int32
+	epoch            uint32
+	state            opState
+	bytes, progress  int64
+	peer             PeerID
+}
+
+type opState uint8
+
+const (
+	opOpen opState = iota + 1
+	opLinger
+	opDead
+)
+
+const nilPeer = PeerID(-1)
+
+type peer struct {
+	node     string
+	inc      uint64
+	known    bool
+	ready    bool // Hello was exchanged on the present link
+	dead     bool
+	draining bool
+	suspect  bool
+	heard    int64
+	ops      int32
+	bytes    int64
+	tombs    int32
+	marks    int32 // abort marks
+	holds    int32 // placeholders
+}
+
+type session struct {
+	group      int32
+	role       statemachine.Role
+	rank, size int32
+	slots      []int32 // rank record by slot
+	pools      []pool
+	live       int32
+	pinned     int32 // rank records whose pages are not reusable
+	down       bool
+}
+
+type pool struct {
+	id        uint64
+	pages     int32
+	layers    int32
+	pageBytes int64
+	armed     bitmap // pages of a local destination pool that may still be written
+}
+
+// groupPair is a group here and the group at a peer that it works with, as interned names.
+type groupPair struct{ own, peer int32 }
+
+type group struct {
+	peer     PeerID
+	role     statemachine.Role
+	size     int32
+	backends []int32
+	reason   statemachine.Reason
+	detail   string
+}
+
+type plugin struct {
+	epoch           uint32
+	up, down        bool
+	receiverChecked bool
+	maxOp           int64
+}
+
+type roomKey struct {
+	id   int64
+	role statemachine.Role
+}
+
+type markKey struct {
+	roomKey
+	att uint64
+}
+
+type mark struct {
+	peer PeerID
+	due  int64
+	seq  uint64
+}
+
+type placeholder struct {
+	d     statemachine.Opener
+	att   uint64
+	peer  PeerID
+	group string
+	seq   uint64
+}
+
+type remotePool struct {
+	peer PeerID
+	pool uint64
+}
