@@ -154,9 +154,7 @@ func (e *Env) start(g *Engine) error {
 	if err != nil {
 		return err
 	}
-	for _, o := range g.Ops { // the orphan plugin goes on with them until it notices
-		g.Orphans = append(g.Orphans, o)
-	}
+	g.Orphans = append(g.Orphans, g.Ops...) // the orphan plugin goes on with them until it notices
 	g.M, g.Out, g.Ops, g.Replies = m, nil, nil, nil
 	g.Grants, g.Revokes, g.Fences, g.epochs = nil, nil, nil, nil
 	g.Words, g.slots, g.next = map[SlotKey]core.WordEffect{}, map[roomRank]int32{}, map[int32]int32{}

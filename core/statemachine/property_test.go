@@ -94,10 +94,7 @@ func unsound(r Record) string {
 }
 
 func genEvent(t *rapid.T) Event {
-	var all []Opener
-	for _, o := range []Opener{{}, s, s2, s0, d, d2, d0} {
-		all = append(all, o)
-	}
+	all := []Opener{{}, s, s2, s0, d, d2, d0}
 	return Event{
 		Kind:     rapid.Custom(func(t *rapid.T) Kind { return Kind(rapid.IntRange(0, int(NumKinds)).Draw(t, "k")) }).Draw(t, "kind"),
 		Frame:    FrameKind(rapid.IntRange(0, int(NumFrameKinds)).Draw(t, "frame")),

@@ -1,0 +1,238 @@
+package statemachine
+
+// State is where a room's record stands at one engine. The letters are those of the protocol tables.
+type State uint8
+
+// The states. Absent is the table's "–": no record.
+const (
+	Absent     State = iota
+	Unbound          // source B: open, no pair
+	Offered          // source O: Bound sent, Confirm awaited
+	Confirmed        // source W: the pair is agreed, ops may be submitted
+	Committed        // source C: RankEnd sent, the judge decides
+	Opened           // destination Q: open, no pages
+	Registered       // destination R: pages registered, unbound
+	Bound            // destination W: bound to the pair
+	Ended            // both T: keeps verdict, pair and attempt
+	NumStates
+)
+
+var stateNames = [NumStates]string{"absent", "unbound", "offered", "confirmed", "committed", "opened", "registered", "bound", "ended"}
+
+// String returns the state's public name.
+func (s State) String() string {
+	if s < NumStates {
+		return stateNames[s]
+	}
+	return "invalid"
+}
+
+// Live reports whether the state belongs to an open that has not ended.
+func (s State) Live() bool { return s != Absent && s != Ended }
+
+// Rung is the proof that a bound destination's pages wait for after the end.
+type Rung uint8
+
+// The rungs of the ladder that a record can stand on. Rung 2 (receiver check) runs beside rung 1.
+const (
+	NoRung     Rung = 0
+	Drain      Rung = 1 // Drained from the source engine
+	Fence      Rung = 3 // FencePeer
+	Quarantine Rung = 4 // none can be had; Drained, Revoked and retire still end it
+)
+
+// Counts are the ops of a source record, or of one of its ranks, by what is known of them.
+type Counts struct {
+	Open   int32 // submitted, not ended
+	Linger int32 // ended with quiet=no, Quiesced awaited
+	Dead   int32 // their writer epoch ended first; its means are not yet proven gone
+	Lost   int32 // their writer epoch is proven gone: quiet here, never quiet at the destination
+}
+
+// QuietLocal reports whether no access of the ops can touch the source's pages any more.
+func (c Counts) QuietLocal() bool { return c.Open == 0 && c.Linger == 0 && c.Dead == 0 }
+
+// QuietRemote reports whether no access of the ops can land at the destination any more. A dead
+// writer is no proof of that.
+func (c Counts) QuietRemote() bool { return c.QuietLocal() && c.Lost == 0 }
+
+// Record is one engine's record of one open of a room. It is comparable and holds no pointer.
+type Record struct {
+	Role   Role
+	State  State
+	Reason Reason // of an Ended record
+	ByPeer bool   // the reason came from the counterpart
+
+	Admitted bool // false: accepted, waiting for admission at this engine
+	Started  bool // the first op was submitted (source) or reported (destination)
+	Armed    bool // the room holds pages
+	RankQuiet,
+	SourceEnded bool // source: RankEnd said quiet=yes; destination: s will submit nothing any more
+	DrainedSent bool
+
+	Own, Pair Opener
+	Att       uint64
+	Ops       Counts    // source
+	Pages     Residency // destination; of a source it is SourceResidency
+	Rung      Rung      // destination
+}
+
+// Status is the KVPoll word of the record: a pure function of it.
+func (r *Record) Status() KVPoll {
+	switch r.State {
+	case Confirmed, Bound:
+		if r.Started {
+			return Transferring
+		}
+		return WaitingForInput
+	case Committed:
+		return Transferring
+	case Ended:
+		if r.Reason == Success {
+			return Succeeded
+		}
+		return Failed
+	}
+	return Bootstrapping
+}
+
+// SourceResidency is the residency of pages that a source record, or one rank of it, has handed over.
+func SourceResidency(s State, armed bool, c Counts) Residency {
+	switch {
+	case !armed:
+		return NoPages
+	case s != Committed && s != Ended:
+		return Armed
+	case !c.QuietLocal():
+		if s == Committed {
+			return Armed
+		}
+		return Quiescing
+	case c.Lost > 0:
+		return Fenced
+	}
+	return Quiet
+}
+
+// FrameKind is the kind of a peer frame that concerns a room. P is the source engine, D the
+// destination engine.
+type FrameKind uint8
+
+// The room frames of the protocol.
+const (
+	FrameQueued       FrameKind = iota + 1 // D→P: the destination is open and waits for memory
+	FrameRegister                          // D→P: pages are registered; asks P to bind
+	FrameBound                             // P→D: offer of the pair (s, d)
+	FrameConfirm                           // D→P: the pair is agreed; P may submit
+	FrameProgress                          // P→D: bytes so far, and whether ops are outstanding
+	FrameRankEnd                           // P→D: every rank of P sent its last; carries Commit's aux when P hosts rank 0
+	FrameVerdict                           // D→P: the judge's word on (s, d)
+	FrameAbort                             // both ways: S or D may be zero, see the protocol
+	FrameDrained                           // P→D: no access of s can land in d's pages any more
+	FrameReady                             // groups: D_j→D_1 vote; reserved, refused until groups span engines
+	FrameGroupVerdict                      // groups: D_1→D_j; reserved
+	FrameGroupAbort                        // groups: D_j↔D_1; reserved
+	NumFrameKinds
+)
+
+var frameNames = [NumFrameKinds]string{"", "Queued", "Register", "Bound", "Confirm", "Progress", "RankEnd", "Verdict", "Abort", "Drained", "Ready", "GroupVerdict", "GroupAbort"}
+
+// String returns the frame's name in the protocol.
+func (k FrameKind) String() string {
+	if k > 0 && k < NumFrameKinds {
+		return frameNames[k]
+	}
+	return "invalid"
+}
+
+// Outcome is the judge's word in a Verdict.
+type Outcome uint8
+
+// Outcomes of a Verdict frame.
+const (
+	JudgeSuccess Outcome = iota + 1
+	JudgeFailed
+	JudgeUnknown // the judge holds no record of d: never "failed"
+)
+
+// Kind is the kind of an event.
+type Kind uint8
+
+// Events. The frames come from the counterpart; all else is local.
+const (
+	OnOpen         Kind = iota // Role, Own, Att, Marked, Admitted, D (source: a placeholder of this attempt)
+	OnAdmit                    // a record that waited is admitted; D as in OnOpen
+	OnPages                    // destination: the worker registered pages
+	OnSend                     // source: the worker handed over pages (armed)
+	OnSubmit                   // source: an op was submitted (Counts moved by the caller)
+	OnOps                      // source: the caller moved Counts
+	OnOpFailed                 // source: an op ended badly; Reason
+	OnComplete                 // source: every rank sent its last and every op is Done
+	OnAbort                    // the worker, or an operator, aborts
+	OnClock                    // a clock of a live record expired; Reason
+	OnWorkerLost               // the worker is gone
+	OnPluginLost               // the plugin epoch that holds the record's ops or pages ended
+	OnPeerDead                 // the counterpart's incarnation is dead by clock or proof
+	OnHelloNewer               // the counterpart came back with a newer incarnation
+	OnDrainClock               // destination, Ended: the rung's clock expired
+	OnFenced                   // destination, Ended: FencePeer answered; Quiet
+	OnRevoked                  // destination, Ended: the plugin refuses d for good; Quiet
+	OnPluginFenced             // destination: the plugin epoch of the pages is provably gone
+	OnFrame                    // Frame and its fields
+	NumKinds
+)
+
+// Event is one input of Step.
+type Event struct {
+	Kind     Kind
+	Role     Role
+	Frame    FrameKind
+	Outcome  Outcome
+	Reason   Reason
+	Marked   bool
+	Admitted bool
+	Quiet    bool
+	Complete bool // RankEnd: rule R11 holds
+	OwnInc   bool // frame for a record that is absent: S is of this engine's incarnation
+	Unproven bool // with OwnInc: an op of S may have been lost with its writer, so S is not known to be drained
+	Own      Opener
+	S, D     Opener
+	Att      uint64
+}
+
+// Send is one frame that Step asks for.
+type Send struct {
+	Kind    FrameKind
+	Outcome Outcome
+	Reason  Reason
+	Quiet   bool
+	S, D    Opener
+	Att     uint64
+}
+
+// Do is a set of actions that Step asks for.
+type Do uint16
+
+// Actions.
+const (
+	DoSubmit          Do = 1 << iota // release the held chunks to the scheduler
+	DoCancel                         // drop held chunks, abort submitted ops
+	DoMark                           // remember that the attempt was aborted (abort mark of Att)
+	DoPlaceholder                    // remember the registered destination D of Att
+	DoDropPlaceholder                // forget the placeholder D
+	DoRevoke                         // withdraw the grant of the pages
+	DoFence                          // ask the plugin to fence the source's writer epochs
+	DoDrop                           // the event changed nothing: count it
+)
+
+// Out is what Step asks the caller to do.
+type Out struct {
+	N     int
+	Sends [3]Send
+	Do    Do
+}
+
+func (o *Out) send(s Send) {
+	o.Sends[o.N] = s
+	o.N++
+}
