@@ -31,7 +31,7 @@ test: build vet staticcheck ## vet, static check, all tests under the race detec
 
 .PHONY: vet
 vet:
-	@out=$$(gofmt -l $$(git ls-files '*.go' | grep -v '\.pb\.go$$')); [ -z "$$out" ] || { echo "not gofmt-ed: $$out" >&2; exit 1; }
+	@out=$$(gofmt -l .); [ -z "$$out" ] || { echo "not gofmt-ed: $$out" >&2; exit 1; }
 	$(GO) vet ./...
 
 .PHONY: staticcheck
