@@ -24,7 +24,7 @@ type Clocks struct {
 	FloorRate   int64         // bytes/s below which a transfer is too slow
 }
 
-// DefaultClocks are the defaults of the design.
+// DefaultClocks are the defaults of docs/protocol.md.
 func DefaultClocks() Clocks {
 	return Clocks{
 		Queue: 300 * time.Second, Bootstrap: 300 * time.Second, PeerQueued: 300 * time.Second,

@@ -44,7 +44,7 @@ const (
 // Events of peers. Peer is always set.
 const (
 	// PeerHello: the link is up and the peer said Hello. Node, Inc. The core ends what an older
-	// incarnation leaves and re-sends what the protocol's Resync says.
+	// incarnation leaves and re-sends what Resync says (docs/protocol.md).
 	PeerHello EventKind = iota + 32
 	// PeerDown: the link broke. Proves nothing.
 	PeerDown
@@ -76,7 +76,8 @@ const (
 	PluginUp EventKind = iota + 64
 	// PluginLost: that epoch ended (exit, stream end, beats). Its ops without an end are lost (R6).
 	PluginLost
-	// PluginFenced: the conditions of rung 5 hold for that epoch: nothing of it can write any more.
+	// PluginFenced: the conditions of rung 5 (docs/protocol.md) hold for that epoch: nothing of it can
+	// write any more.
 	PluginFenced
 	// PluginDown: Backend is down for good on this engine (its restart budget is spent).
 	PluginDown

@@ -229,7 +229,7 @@ func (w *walk) finish() {
 			return true
 		})
 		if g.PluginUp {
-			w.do("plugin-dies %s", g.Name) // rung 5
+			w.do("plugin-dies %s", g.Name) // rung 5 of docs/protocol.md
 		}
 		w.do("plugin-fenced %s", g.Name)
 		for k, word := range g.Words {

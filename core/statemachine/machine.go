@@ -62,7 +62,7 @@ func (r *Record) register(o *Out) {
 
 func (r *Record) drained() bool { return r.State == Ended && r.Ops.QuietRemote() }
 
-// endSource is the table's endS. A local cause is announced; the end caused by the counterpart is
+// endSource is endS of docs/protocol.md. A local cause is announced; the end caused by the counterpart is
 // only answered.
 func (r *Record) endSource(why Reason, local bool, o *Out) {
 	r.State, r.Reason, r.ByPeer = Ended, why, !local
@@ -99,7 +99,7 @@ func cause(r Reason) Reason {
 	return r
 }
 
-// source is every row of the tables at P.
+// source is every row of docs/protocol.md at P.
 func (r *Record) source(e Event, o *Out) {
 	switch e.Kind {
 	case OnSend:
@@ -344,7 +344,7 @@ func (r *Record) verdict(e Event, o *Out) {
 	}
 }
 
-// endDestination is the table's endD.
+// endDestination is endD of docs/protocol.md.
 func (r *Record) endDestination(why Reason, local bool, o *Out) {
 	bound := r.State == Bound
 	r.State, r.Reason, r.ByPeer = Ended, why, !local
@@ -385,7 +385,7 @@ func (r *Record) own(s Opener) Send {
 // Repeat is the verdict that Resync re-sends for an ended destination whose pages are not quiet.
 func (r *Record) Repeat() Send { return r.own(r.Pair) }
 
-// destination is every row of the tables at D.
+// destination is every row of docs/protocol.md at D.
 func (r *Record) destination(e Event, o *Out) {
 	end := func(why Reason) {
 		if r.State.Live() {

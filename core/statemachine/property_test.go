@@ -12,7 +12,7 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "rewrite testdata")
 
-// records are all records that the tables speak of, in both roles.
+// records are all records that docs/protocol.md speaks of, in both roles.
 var records = []Record{
 	pAbsent, pB, pBQueue, pO, pW, pWBusy, pC, pCUnq, pCLate, pT, pTBusy, pTLost, pTU, pTOK, pTOKUnq,
 	dAbsent, dQ, dR, dW, dT, dT3, dT3S, dT4, dTQuiet, dTOK, dTU,

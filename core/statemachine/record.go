@@ -1,9 +1,9 @@
 package statemachine
 
-// State is where a room's record stands at one engine. The letters are those of the protocol tables.
+// State is where a room's record stands at one engine. The letters are those of docs/protocol.md.
 type State uint8
 
-// The states. Absent is the table's "–": no record.
+// The states. Absent is the column "–" of docs/protocol.md: no record.
 const (
 	Absent     State = iota
 	Unbound          // source B: open, no pair
@@ -127,7 +127,7 @@ const (
 	FrameProgress                          // P→D: bytes so far, and whether ops are outstanding
 	FrameRankEnd                           // P→D: every rank of P sent its last; carries Commit's aux when P hosts rank 0
 	FrameVerdict                           // D→P: the judge's word on (s, d)
-	FrameAbort                             // both ways: S or D may be zero, see the protocol
+	FrameAbort                             // both ways: S or D may be zero, see docs/protocol.md
 	FrameDrained                           // P→D: no access of s can land in d's pages any more
 	FrameReady                             // groups: D_j→D_1 vote; reserved, refused until groups span engines
 	FrameGroupVerdict                      // groups: D_1→D_j; reserved

@@ -105,7 +105,7 @@ func change(old, r Record, o Out) string {
 }
 
 type row struct {
-	at    string // column of the table
+	at    string // column of the table in docs/protocol.md
 	rec   Record
 	event Event
 	want  string
@@ -144,7 +144,7 @@ func abort(s, d Opener, att uint64) Event {
 	return Event{Kind: OnFrame, Frame: FrameAbort, S: s, D: d, Att: att, Reason: Aborted}
 }
 
-// TestFramesAtP is the table "Frames at P (from D)", row by row.
+// TestFramesAtP is "Frames at P" of docs/protocol.md, row by row.
 func TestFramesAtP(t *testing.T) {
 	newer := Event{Kind: OnHelloNewer}
 	check(t, "Hello newer", []row{
@@ -258,7 +258,7 @@ func TestFramesAtP(t *testing.T) {
 	})
 }
 
-// TestFramesAtD is the table "Frames at D (from P)", row by row.
+// TestFramesAtD is "Frames at D" of docs/protocol.md, row by row.
 func TestFramesAtD(t *testing.T) {
 	newer := Event{Kind: OnHelloNewer}
 	check(t, "Hello newer", []row{
@@ -345,7 +345,7 @@ func TestFramesAtD(t *testing.T) {
 	})
 }
 
-// TestLocalEvents is the table "Local events".
+// TestLocalEvents is "Local events" of docs/protocol.md.
 func TestLocalEvents(t *testing.T) {
 	open := Event{Kind: OnOpen, Role: Source, Own: s, Att: att, Admitted: true}
 	held, marked := open, open
@@ -452,7 +452,7 @@ func TestLocalEvents(t *testing.T) {
 	})
 }
 
-// TestPagesOfTerminalD is the table "Pages of a terminal d".
+// TestPagesOfTerminalD is the ladder under "Pages" of docs/protocol.md.
 func TestPagesOfTerminalD(t *testing.T) {
 	clock, gone := Event{Kind: OnDrainClock}, Event{Kind: OnPluginFenced}
 	fenced := func(quiet bool) Event { return Event{Kind: OnFenced, Quiet: quiet} }

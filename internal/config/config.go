@@ -166,7 +166,7 @@ type Limits struct {
 	PeerBytes Bytes `json:"peer_bytes,omitempty"`
 	// Ended rooms of one peer that are remembered for the tombstone clock.
 	TombstonesPerPeer int `json:"tombstones_per_peer,omitempty" jsonschema:"minimum=1,maximum=1000000"`
-	// Share of a worker's registered bytes that may rest in quarantine before the plugin epoch is retired.
+	// Share of the registered bytes that may rest in quarantine before the engine reports that it is not ready.
 	Quarantine Percent `json:"quarantine,omitempty"`
 }
 

@@ -26,12 +26,22 @@ func (n *Node) Status(ctx context.Context) (admin.Status, error) {
 	err := n.ask(ctx, func() {
 		c := n.m.Counts()
 		s.Draining, s.Rooms, s.Sessions = n.draining, c.Live, len(n.sessions)
+		var quarantined, registered int64
 		n.m.Rooms(func(v *core.View) bool {
 			if v.State == statemachine.Ended && !v.Residency.Reusable() {
 				s.Held++
 			}
+			if v.Residency == statemachine.Quarantined {
+				quarantined += v.Total
+			}
 			return true
 		})
+		for _, r := range n.regions {
+			registered += r.size
+		}
+		if budget := registered / 100 * int64(n.cfg.Limits.Quarantine); quarantined > budget {
+			s.NotReady = append(s.NotReady, fmt.Sprintf("%d bytes of pages are quarantined, more than limits.quarantine allows (%d)", quarantined, budget))
+		}
 		serving := false
 		for _, b := range n.backends {
 			serving = serving || b.serving

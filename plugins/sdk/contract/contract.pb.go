@@ -157,7 +157,7 @@ const (
 	// One copy between two mappings on one host, done by a process that holds both.
 	Lane_LANE_SHM Lane = 3
 	// process_vm_readv/writev. A same-host peer epoch on this lane can write after the death of the
-	// process that owned the mapping, so it takes part in the conditions of retire (design, rung 5).
+	// process that owned the mapping, so it takes part in the conditions of rung 5 (docs/protocol.md).
 	Lane_LANE_CMA Lane = 4
 	Lane_LANE_TCP Lane = 5
 	// No demand (PeerAdd.require_lane), or not yet known (PeerReady.lane). Never in Done.
