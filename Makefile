@@ -17,7 +17,7 @@ help: ## show the targets
 
 .PHONY: build
 build: ## put the binaries into bin/
-	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/engine ./plugins/tcp/engine-plugin-tcp
+	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/engine ./plugins/tcp/engine-plugin-tcp
 
 .PHONY: demo
 demo: build ## move real KV cache between two engines on this machine and verify every page

@@ -111,10 +111,22 @@ func (m *Machine) Step(now int64, in []Event, out *Effects) {
 	m.expireHolds()
 	m.admit()
 	m.schedule()
-	if m.draining && !m.drained && m.live == 0 {
+	if m.draining && !m.drained && m.live == 0 && m.Unreleased() == 0 {
 		m.drained, out.Drained = true, true
 	}
 	m.out = nil
+}
+
+// Unreleased is the number of ranks of rooms, ended or not, whose connected workers have not released
+// them: they may still want the verdict, the aux record or the pages.
+func (m *Machine) Unreleased() int {
+	n := 0
+	for _, s := range m.sessions {
+		if !s.down {
+			n += int(s.pinned)
+		}
+	}
+	return n
 }
 
 func (m *Machine) event(e *Event) {

@@ -1,6 +1,8 @@
 package core
 
 import (
+	"time"
+
 	"github.com/terminus-kv/terminus/core/statemachine"
 )
 
@@ -133,14 +135,17 @@ func (m *Machine) submit(idx int32) bool {
 	return true
 }
 
-// tell sends Progress when what the judge must know changed: ops outstanding or not, or an eighth of
-// the stall clock has passed.
+// progressEvery paces Progress while bytes grow: well below any stall clock that the judge may have.
+const progressEvery = 100 * time.Millisecond
+
+// tell sends Progress when what the judge must know changed: ops outstanding or not, or bytes grew and
+// progressEvery has passed.
 func (m *Machine) tell(idx int32) {
 	r := m.rooms.at(idx)
 	if r.sm.Role != statemachine.Source || r.sm.State != statemachine.Confirmed {
 		return
 	}
-	if r.outstanding == r.told && m.now-r.toldAt < int64(m.cfg.Clocks.Stall)/8 {
+	if r.outstanding == r.told && m.now-r.toldAt < int64(progressEvery) {
 		return
 	}
 	r.told, r.toldAt = r.outstanding, m.now
@@ -391,6 +396,7 @@ func (m *Machine) pluginDown(e *Event) {
 		m.plugins[b] = &plugin{down: true}
 	}
 	m.unpark()
+	m.eachRoom(m.endIfDown)
 }
 
 // granted: the plugin accepts, or cannot accept, writes of a destination opener.

@@ -72,9 +72,17 @@ func (m *Machine) resync(idx int32) {
 
 // peerGone: that incarnation is provably dead.
 func (m *Machine) peerGone(e *Event) {
-	if p := m.peer(e.Peer); p.known && p.inc == e.Inc {
-		m.peerDead(e.Peer)
+	p := m.peer(e.Peer)
+	if !p.known || p.inc != e.Inc {
+		return
 	}
+	m.peerDead(e.Peer)
+	// A dead engine submits nothing more: as after a Hello of a newer incarnation, rung 3 can be a proof.
+	m.eachRecord(func(idx int32, r *room) {
+		if r.peer == e.Peer && r.sm.Pair.Inc == e.Inc {
+			m.step(idx, statemachine.Event{Kind: statemachine.OnHelloNewer})
+		}
+	})
 }
 
 // judgePeers ends the rooms of peers that have been silent too long.
@@ -143,7 +151,7 @@ func (m *Machine) peerGroup(e *Event) {
 		if !met {
 			r.peer = e.Peer
 		}
-		if r.sm.Role != statemachine.Destination || r.sm.State == statemachine.Bound || r.peer != e.Peer {
+		if !r.sm.Pair.IsZero() || r.peer != e.Peer {
 			return
 		}
 		switch {
@@ -151,8 +159,9 @@ func (m *Machine) peerGroup(e *Event) {
 			m.end(idx, g.reason, g.detail)
 		case g.size != int32(r.size):
 			m.end(idx, statemachine.LayoutMismatch, fmt.Sprintf("group %q has %d ranks, this one %d", e.Group, g.size, r.size))
-		case !met || r.sm.State == statemachine.Registered && r.backend == nil32:
+		case r.sm.Role == statemachine.Destination && (!met || r.sm.State == statemachine.Registered && r.backend == nil32):
 			m.resync(idx) // it waited for the group; else Hello has said it already
+			m.endIfDown(idx)
 		}
 	})
 }
@@ -262,6 +271,10 @@ func (m *Machine) toSource(from PeerID, f *Frame, e statemachine.Event) {
 			return
 		}
 		r.peerQueued = false
+		if !r.sm.Admitted { // see open
+			m.step(idx, statemachine.Event{Kind: statemachine.OnAdmit})
+			r = m.rooms.at(idx)
+		}
 	}
 	old := r.sm.State
 	if r.sm.Pair.IsZero() && f.Att == r.sm.Att {

@@ -106,12 +106,16 @@ func (m *Machine) open(e *Event) {
 			m.refuse(e, "peer_group %q: %d different names were used; name groups that exist", e.PeerGroup, maxNames)
 			return
 		}
-		if why := m.groupTrouble(peerGroup, s); why != "" && s.role == statemachine.Destination {
+		if why := m.groupTrouble(peerGroup, s); why != "" {
 			m.refuse(e, "peer_group %q: %s", e.PeerGroup, why)
 			return
 		}
 	}
-	admitted := m.live-m.queued < m.cfg.Limits.Rooms && m.firstWaiting() == nil32
+	// A source whose destination has registered is admitted whatever the limit: the destination's engine
+	// has admitted it, and two engines that admit in different orders would wait for each other.
+	h, wanted := m.placeholders[e.Room]
+	wanted = wanted && h.att == e.Att && s.role == statemachine.Source
+	admitted := wanted || m.live-m.queued < m.cfg.Limits.Rooms && m.firstWaiting() == nil32
 	if !admitted && m.queued >= m.cfg.Limits.AdmitQueue {
 		m.refuse(e, "limits.inflight_rooms: %d rooms are live and %d wait for admission", m.live-m.queued, m.queued)
 		return
@@ -150,11 +154,11 @@ func (m *Machine) open(e *Event) {
 	m.live++
 	s.live++
 	m.rooms.at(idx).counted = true
-	m.record(Record{Kind: RecOpen}, idx)
 	if !ev.D.IsZero() {
 		m.setPeer(idx, hold.peer)
 	}
 	m.step(idx, ev)
+	m.record(Record{Kind: RecOpen}, idx)
 	m.enqueue(idx)
 	r2 := m.rooms.at(idx)
 	if r2.sm.State.Live() && r2.deadline > 0 {
@@ -200,17 +204,31 @@ func (m *Machine) groupTrouble(name int32, s *session) string {
 	case p.suspect && p.known:
 		return "its engine has been silent for longer than clocks.peer_suspect"
 	}
+	if m.allDown(g) {
+		return "backend_down: " + noBackend
+	}
+	return ""
+}
+
+const noBackend = "every transfer backend of the pair is down on this engine; see engine plugins list"
+
+// allDown reports whether no backend of the pair will come up by itself.
+func (m *Machine) allDown(g *group) bool {
 	for _, b := range g.backends {
-		if pl := m.plugins[b]; pl != nil && pl.up {
-			return ""
+		if pl := m.plugins[b]; pl == nil || pl.up || !pl.down {
+			return false // up, starting, or restarting within its budget
 		}
 	}
-	for _, b := range g.backends {
-		if pl := m.plugins[b]; pl == nil || !pl.down {
-			return "" // starting, or restarting within its budget
-		}
+	return len(g.backends) > 0
+}
+
+// endIfDown ends a registered destination that waits for a backend which does not come.
+func (m *Machine) endIfDown(idx int32) {
+	r := m.rooms.at(idx)
+	g := m.groups[groupPair{r.group, r.peerGroup}]
+	if r.sm.State == statemachine.Registered && r.backend == nil32 && g != nil && m.allDown(g) {
+		m.end(idx, statemachine.BackendDown, noBackend)
 	}
-	return "backend_down: no transfer backend of the pair is up"
 }
 
 func (m *Machine) addRank(e *Event, s *session, idx int32) {
@@ -334,7 +352,7 @@ func (m *Machine) register(e *Event) {
 	r.paged++
 	m.reply(e, Reply{Code: OK})
 	if r.paged == r.size {
-		fits := r.sm.Admitted && m.pinned+r.total <= m.cfg.Limits.RoomBytes && (m.firstWaiting() == nil32 || m.pinned == 0)
+		fits := r.sm.Admitted && (m.pinned == 0 || m.pinned+r.total <= m.cfg.Limits.RoomBytes)
 		if fits {
 			m.pin(idx)
 		}
@@ -343,6 +361,7 @@ func (m *Machine) register(e *Event) {
 		if was {
 			m.enqueue(idx)
 		}
+		m.endIfDown(idx)
 	} else {
 		m.publish(idx)
 	}
