@@ -31,15 +31,15 @@ func (m *Machine) refuse(e *Event, format string, args ...any) {
 	m.reply(e, Reply{Code: Refused, Detail: fmt.Sprintf(format, args...)})
 }
 
-// maxPools bounds the pools of a session, maxRanks the ranks of a group.
+// maxPools bounds the pools of a session, MaxRanks the ranks of a group.
 const (
 	maxPools = 1024
-	maxRanks = 1024
+	MaxRanks = 1024
 )
 
 // sessionUp admits a worker. What the worker API never lets through is dropped.
 func (m *Machine) sessionUp(e *Event) {
-	if e.Size < 1 || e.Size > maxRanks || e.Rank < 0 || e.Rank >= e.Size || e.Slots < 0 || m.sessions[e.Session] != nil ||
+	if e.Size < 1 || e.Size > MaxRanks || e.Rank < 0 || e.Rank >= e.Size || e.Slots < 0 || m.sessions[e.Session] != nil ||
 		(e.Role != statemachine.Source && e.Role != statemachine.Destination) {
 		m.stats.Dropped++
 		return

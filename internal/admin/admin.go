@@ -147,6 +147,9 @@ type AbortResult struct {
 type DrainResult struct {
 	Clean bool `json:"clean"` // nothing was cut
 	Cut   int  `json:"cut"`   // rooms ended by the budget
+	// Unreleased is the rooms that had ended and that their workers had not released when the budget was
+	// over: their verdicts stand, aux records that were not fetched are gone.
+	Unreleased int `json:"unreleased"`
 }
 
 // PluginInfo is one plugin, its newest epoch first in Epochs.

@@ -180,7 +180,7 @@ func (n *Node) WatchRooms(ctx context.Context, room int64) (<-chan admin.RoomCha
 	err := n.ask(ctx, func() {
 		if room >= 0 {
 			for _, v := range n.m.Room(room) {
-				w.ch <- admin.RoomChange{RoomInfo: n.roomInfo(&v)}
+				w.send(admin.RoomChange{RoomInfo: n.roomInfo(&v)})
 			}
 		}
 		if n.recorder.watchers == nil {
@@ -448,6 +448,7 @@ func (n *Node) snapshot() telemetry.Snapshot {
 	n.bad.mu.Lock()
 	maps.Copy(s.BadFrames, n.bad.by)
 	n.bad.mu.Unlock()
+	s.BadFrames[telemetry.BadFrame{Source: "peer", Code: "rejected"}] = n.links.Status().Rejected
 	for code, v := range n.workers.Counters().Errors {
 		s.BadFrames[telemetry.BadFrame{Source: "worker", Code: code}] = v
 	}

@@ -58,6 +58,9 @@ func (b *breacher) control() {
 }
 
 func (b *breacher) Handshake(context.Context, *contract.HandshakeRequest) (*contract.HandshakeResponse, error) {
+	if b.mode == "refuses" {
+		return &contract.HandshakeResponse{Error: "the library is missing; install it"}, nil
+	}
 	return &contract.HandshakeResponse{
 		Version: 1, Name: "tcp", PluginVersion: "breaks " + b.mode, Kinds: []contract.Kind{contract.Kind_KIND_TRANSFER}, Endpoint: []byte("none"),
 	}, nil

@@ -175,6 +175,7 @@ func (n *Node) offerRegion(reg *region) {
 				return
 			}
 		}
+		n.regionSettled(reg) // none is up: an answer at once if none will be
 		return
 	}
 	for _, b := range n.backends {
@@ -187,7 +188,7 @@ func (n *Node) offerRegion(reg *region) {
 
 // regionSettled answers the worker once every backend that is not down has the region.
 func (n *Node) regionSettled(reg *region) {
-	if reg.done == nil || !reg.proven {
+	if reg.done == nil {
 		return
 	}
 	ready := 0

@@ -182,7 +182,7 @@ func (n *Node) serve(ctx context.Context) (err error) {
 	}
 	if n.links, err = peer.New(peer.Config{
 		Backends: names, Node: n.cfg.Node, Incarnation: n.incarnation, HostID: n.hostID, Listen: listen, TLS: tlsFiles, InsecureListen: n.cfg.Peers.InsecureListen,
-		Sink: func(ev peer.Event) { n.inbox.put(item{fn: func() { n.peerEvent(ev) }}, true) }, Log: n.log,
+		Sink: func(ev peer.Event) { n.inbox.put(item{fn: func() { n.peerEvent(ev) }}, true) }, Log: n.log, Alive: n.alive,
 	}); err != nil {
 		return fmt.Errorf("peers: %w", err)
 	}
@@ -226,7 +226,11 @@ func (n *Node) serve(ctx context.Context) (err error) {
 	stack.add(func() {
 		n.inbox.close()
 		close(n.quit)
-		<-n.stopped
+		select {
+		case <-n.stopped:
+		case <-time.After(stopBound):
+			n.log.Error("the owner loop is stuck and is left behind")
+		}
 	})
 	watch, unwatch := context.WithCancel(n.ctx)
 	stack.add(unwatch)
@@ -280,15 +284,20 @@ func (n *Node) drain() error {
 	defer cancel()
 	if err := n.ask(ctx, func() {
 		n.drainResult.Cut = n.m.Counts().Live
+		n.drainResult.Unreleased = max(n.m.Unreleased()-n.drainResult.Cut, 0)
 		n.events = append(n.events, core.Event{Kind: core.DrainEnd})
 	}); err != nil {
 		return err
 	}
+	if n.drainResult.Cut == 0 {
+		n.drainResult.Clean = true
+		n.log.Warn("drained; some rooms had ended and were not released by their workers", "unreleased", n.drainResult.Unreleased)
+		return nil
+	}
 	select { // let the verdicts reach workers and peers
 	case <-n.drained:
-	case <-ctx.Done():
+	case <-time.After(2 * tick):
 	}
-	time.Sleep(2 * tick)
 	return fmt.Errorf("drain: the budget of %v is over, %d rooms were cut", n.cfg.Drain.Budget, n.drainResult.Cut)
 }
 

@@ -52,7 +52,18 @@ type engine struct {
 	done   chan error
 }
 
+// start launches an engine and waits until it is ready.
 func start(t *testing.T, dir, name string, set ...string) *engine {
+	t.Helper()
+	e := launch(t, dir, name, set...)
+	eventually(t, name+" is ready", func() bool {
+		r, err := e.admin.Ready(context.Background())
+		return err == nil && r.Ready
+	})
+	return e
+}
+
+func launch(t *testing.T, dir, name string, set ...string) *engine {
 	t.Helper()
 	flags := append([]string{"node=" + name, "runtime_dir=" + filepath.Join(dir, "r"), "state_dir=" + filepath.Join(dir, "s"), "admin.enable_mutations=true", "drain.budget=1s"}, set...)
 	cfg, err := config.Load(config.LoadOptions{Flags: flags})
@@ -82,10 +93,6 @@ func start(t *testing.T, dir, name string, set ...string) *engine {
 		running = slices.DeleteFunc(running, func(r *engine) bool { return r == e })
 		runningMu.Unlock()
 		e.stop(t)
-	})
-	eventually(t, name+" is ready", func() bool {
-		r, err := e.admin.Ready(context.Background())
-		return err == nil && r.Ready
 	})
 	return e
 }

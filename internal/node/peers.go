@@ -158,6 +158,7 @@ func (n *Node) peerEvent(ev peer.Event) {
 		n.events = append(n.events, core.Event{Kind: core.PeerBadFrame, Peer: id, Frame: core.Frame{Kind: ev.Frame.Kind, Room: ev.Frame.Room, S: ev.Frame.S, D: ev.Frame.D}, Detail: ev.Detail})
 		n.log.Warn("a frame of a peer broke the protocol and was dropped", "peer", ev.Node, "room", ev.Frame.Room, "detail", ev.Detail)
 	case peer.Refused:
+		n.bad.add("peer", ev.Refusal.Code.String())
 		n.log.Warn("peer refuses", "peer", ev.Node, "code", ev.Refusal.Code, "detail", ev.Refusal.Detail, "by_peer", ev.Refusal.ByPeer)
 	}
 }

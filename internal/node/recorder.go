@@ -28,6 +28,17 @@ type watcher struct {
 	missed int
 }
 
+// send never waits: the owner goroutine calls it.
+func (w *watcher) send(c admin.RoomChange) {
+	c.Missed = w.missed
+	select {
+	case w.ch <- c:
+		w.missed = 0
+	default:
+		w.missed++
+	}
+}
+
 func (r *recorder) add(at time.Duration, recs []core.Record, n *Node) {
 	for i := range recs {
 		r.ring[r.next%len(r.ring)] = recorded{at, recs[i]}
@@ -36,18 +47,13 @@ func (r *recorder) add(at time.Duration, recs []core.Record, n *Node) {
 			if w.room >= 0 && w.room != recs[i].Room {
 				continue
 			}
-			c := admin.RoomChange{What: what(&recs[i], n), Missed: w.missed}
+			c := admin.RoomChange{What: what(&recs[i], n)}
 			for _, v := range n.m.Room(recs[i].Room) {
 				if v.Own == recs[i].Own && v.Role == recs[i].Role {
 					c.RoomInfo = n.roomInfo(&v)
 				}
 			}
-			select {
-			case w.ch <- c:
-				w.missed = 0
-			default:
-				w.missed++
-			}
+			w.send(c)
 		}
 	}
 }

@@ -118,7 +118,9 @@ func (c *conn) watch() {
 			c.end(fmt.Sprintf("the peer read nothing for %v", cfg.Silence))
 			return
 		}
-		c.out.beat()
+		if cfg.Alive == nil || cfg.Alive() {
+			c.out.beat()
+		}
 	}
 }
 

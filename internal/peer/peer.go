@@ -38,6 +38,9 @@ type Config struct {
 	// Close and SetPeers.
 	Sink func(Event)
 	Log  *slog.Logger // nil: discard
+	// Alive, when not nil, is asked before each beat: an engine whose owner goroutine is stuck must
+	// become silent to its peers.
+	Alive func() bool
 
 	Beat        time.Duration // 500 ms
 	Silence     time.Duration // a stream without a frame for so long is closed; 5 s

@@ -14,7 +14,7 @@ import (
 const (
 	maxName     = 128 // bytes of a group name
 	maxSlots    = 65536
-	maxRanks    = 65536
+	maxRanks    = core.MaxRanks
 	maxDeadline = 30 * 24 * 3600 * 1000 // ms
 )
 

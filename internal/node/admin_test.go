@@ -1,0 +1,144 @@
+package node_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	client "github.com/terminus-kv/terminus/clients/go"
+	"github.com/terminus-kv/terminus/internal/admin"
+)
+
+// A reader of changes that does not read costs the engine nothing, however many records a room has.
+func TestWatchWithoutReaderDoesNotStopTheEngine(t *testing.T) {
+	e := start(t, tempDir(t), "p")
+	p := dial(t, e, client.Source, "prefill", 0, 1, 16)
+	ctx := short(t)
+	for i := range int64(300) {
+		r, err := p.Open(ctx, client.OpenOptions{Room: 7, Attempt: i})
+		must(t, err)
+		must(t, r.Abort(ctx))
+		must(t, r.Release(ctx))
+	}
+	watch, stop := context.WithCancel(ctx)
+	first := make(chan struct{})
+	done := make(chan error, 1)
+	go func() {
+		var once bool
+		done <- e.admin.WatchRooms(watch, 7, func(admin.RoomChange) error {
+			if !once {
+				once = true
+				close(first)
+				<-watch.Done() // reads no further
+			}
+			return nil
+		})
+	}()
+	<-first
+	for i := range int64(600) {
+		r, err := p.Open(ctx, client.OpenOptions{Room: 7, Attempt: 1000 + i})
+		must(t, err)
+		must(t, r.Abort(ctx))
+		must(t, r.Release(ctx))
+	}
+	st, err := e.admin.Status(ctx)
+	must(t, err)
+	if !st.Ready {
+		t.Errorf("%+v", st)
+	}
+	stop()
+	<-done
+}
+
+func TestHistoryBeginsWithTheOpen(t *testing.T) {
+	e := start(t, tempDir(t), "p")
+	p := dial(t, e, client.Source, "prefill", 0, 1, 16)
+	r, err := p.Open(short(t), client.OpenOptions{Room: 7})
+	must(t, err)
+	must(t, r.Abort(short(t)))
+	rooms, err := e.admin.Room(short(t), 7)
+	must(t, err)
+	var opened bool
+	for _, c := range rooms[0].History {
+		opened = opened || c.What == "opened by the worker"
+	}
+	if !opened {
+		t.Errorf("no open in %+v", rooms[0].History)
+	}
+}
+
+// An engine that drains waits for its workers to take what is theirs: verdict, aux record, pages.
+func TestDrainWaitsForRelease(t *testing.T) {
+	dir := tempDir(t)
+	pe, de := start(t, dir, "p"), start(t, dir, "d", "drain.budget=20s")
+	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
+	ctx := short(t)
+	rs, err := p.Open(ctx, client.OpenOptions{Room: 1})
+	must(t, err)
+	rd, err := d.Open(ctx, client.OpenOptions{Room: 1, PeerGroup: "prefill"})
+	must(t, err)
+	must(t, rd.Register(ctx, client.RegisterPart{Pool: d.pool, Pages: []int32{5}}))
+	must(t, rs.Send(ctx, client.Chunk{Parts: []client.Part{{Pool: p.pool, Pages: []int32{1}}}, Last: true, Aux: []byte("token")}))
+	st, err := rd.WaitTerminal(ctx)
+	must(t, err)
+	if st != client.Success {
+		t.Fatal(explain(1))
+	}
+	result := make(chan admin.DrainResult, 1)
+	go func() {
+		r, err := de.admin.Drain(ctx)
+		if err != nil {
+			t.Error(err)
+		}
+		result <- r
+	}()
+	eventually(t, "draining", func() bool { s, err := de.admin.Status(ctx); return err == nil && s.Draining })
+	select {
+	case r := <-result:
+		t.Fatalf("drained before the room was released: %+v", r)
+	case <-time.After(300 * time.Millisecond):
+	}
+	aux, err := rd.Aux(ctx)
+	must(t, err)
+	if string(aux) != "token" {
+		t.Errorf("aux %q", aux)
+	}
+	must(t, rd.Release(ctx))
+	if r := <-result; !r.Clean || r.Cut != 0 || r.Unreleased != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// With every backend down for good a worker is told so at once.
+func TestRegionWithoutBackendIsRefusedAtOnce(t *testing.T) {
+	dir := tempDir(t)
+	self, err := os.Executable()
+	must(t, err)
+	e := launch(t, dir, "p", "plugins.tcp.exec="+self, `plugins.tcp.args=["plugin","breach","refuses"]`)
+	ctx := short(t)
+	eventually(t, "the backend is down", func() bool {
+		ps, err := e.admin.Plugins(ctx)
+		return err == nil && ps[0].State == "down"
+	})
+	c, err := client.Dial(ctx, client.Options{
+		Socket: filepath.Join(dir, "r", "p", "worker.sock"), Group: "prefill", Role: client.Source, Size: 1,
+		Layout: client.Layout{DType: "bf16", Layers: 1, KVHeads: 1, HeadDim: 64, PageTokens: 16, Kind: "mha"},
+	})
+	must(t, err)
+	defer c.Close()
+	begin := time.Now()
+	_, err = c.CreateRegion(ctx, 1<<16)
+	var refused *client.Error
+	if !errors.As(err, &refused) || refused.Code != "no_backend" || time.Since(begin) > 10*time.Second {
+		t.Errorf("%v after %v", err, time.Since(begin))
+	}
+	r, err := e.admin.Ready(ctx)
+	must(t, err)
+	if r.Ready || !strings.Contains(strings.Join(r.Reasons, " "), "no transfer backend is up") {
+		t.Errorf("%+v", r)
+	}
+}
