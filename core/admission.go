@@ -6,6 +6,47 @@ import (
 	"github.com/terminus-kv/terminus/core/statemachine"
 )
 
+// need is what the pages of a destination take.
+type need struct{ pages, bytes int64 }
+
+func (n need) fits(held need, pages, bytes int64) bool {
+	return (held.pages == 0 || held.pages+n.pages <= pages) && (held.bytes == 0 || held.bytes+n.bytes <= bytes)
+}
+
+// eachSession calls fn for every rank of a room whose session is known.
+func (m *Machine) eachSession(idx int32, fn func(*session, *rank)) {
+	for i := m.rooms.at(idx).ranks; i != nil32; i = m.ranks.at(i).next {
+		if s := m.sessions[m.ranks.at(i).session]; s != nil {
+			fn(s, m.ranks.at(i))
+		}
+	}
+}
+
+// fits reports whether a destination's pages fit into the limits of all, and into those of its workers.
+func (m *Machine) fits(idx int32) (all, workers bool) {
+	l := &m.cfg.Limits
+	var sum need
+	workers = true
+	m.eachSession(idx, func(s *session, k *rank) {
+		sum.pages, sum.bytes = sum.pages+k.need.pages, sum.bytes+k.need.bytes
+		workers = workers && k.need.fits(s.held, l.SessionPages, l.SessionBytes)
+	})
+	return sum.fits(m.held, l.RoomPages, l.RoomBytes), workers
+}
+
+// account adds (sign 1) or takes away (-1) a destination's pages.
+func (m *Machine) account(idx int32, sign int64) {
+	m.rooms.at(idx).pinned = sign > 0
+	m.freed = m.freed || sign < 0
+	for i := m.rooms.at(idx).ranks; i != nil32; i = m.ranks.at(i).next {
+		k := m.ranks.at(i)
+		m.held.pages, m.held.bytes = m.held.pages+sign*k.need.pages, m.held.bytes+sign*k.need.bytes
+		if s := m.sessions[k.session]; s != nil {
+			s.held.pages, s.held.bytes = s.held.pages+sign*k.need.pages, s.held.bytes+sign*k.need.bytes
+		}
+	}
+}
+
 // enqueue puts a room that was not admitted at the end of the admission queue.
 func (m *Machine) enqueue(idx int32) {
 	if r := m.rooms.at(idx); r.sm.State.Live() && !r.sm.Admitted {
@@ -17,6 +58,8 @@ func (m *Machine) enqueue(idx int32) {
 		}
 		m.waiting = append(m.waiting, idx)
 		m.queued++
+		m.freed = true
+		m.eachSession(idx, func(s *session, _ *rank) { s.queued++ })
 	}
 }
 
@@ -32,31 +75,51 @@ func (m *Machine) firstWaiting() int32 {
 	return nil32
 }
 
-// admit lets waiting rooms in, in order, as far as the limits allow.
+// admit lets waiting rooms in, in order. A room that does not fit into the limits of all holds up those
+// behind it; one that does not fit into its worker's holds up nobody.
 func (m *Machine) admit() {
-	for {
-		idx := m.firstWaiting()
-		if idx == nil32 {
-			return
+	if !m.freed {
+		return
+	}
+	m.freed = false
+	keep, i := 0, 0
+	for ; i < len(m.waiting); i++ {
+		idx := m.waiting[i]
+		r := m.rooms.at(idx)
+		if !r.sm.State.Live() || r.sm.Admitted {
+			continue // it left
 		}
 		if m.live-m.queued >= m.cfg.Limits.Rooms {
-			return
+			break
 		}
-		if r := m.rooms.at(idx); r.paged == r.size && r.sm.Role == statemachine.Destination {
-			if m.pinned > 0 && m.pinned+r.total > m.cfg.Limits.RoomBytes {
-				return
-			}
-			m.pin(idx)
+		paged := r.sm.Role == statemachine.Destination && r.paged == r.size
+		all, workers := true, true
+		if paged {
+			all, workers = m.fits(idx)
 		}
-		m.waiting = m.waiting[1:]
+		m.eachSession(idx, func(s *session, _ *rank) { workers = workers && s.live-s.queued < m.cfg.Limits.RoomsPerSession })
+		if !all {
+			break
+		}
+		if !workers {
+			m.waiting[keep] = idx
+			keep++
+			continue
+		}
+		if paged {
+			m.account(idx, 1)
+		}
 		e := statemachine.Event{Kind: statemachine.OnAdmit}
-		if r := m.rooms.at(idx); r.sm.Role == statemachine.Source {
+		if r.sm.Role == statemachine.Source {
 			var h placeholder
-			if h, e.D = m.held(r.id, r.sm.Att, true, idx); !e.D.IsZero() {
+			if h, e.D = m.placeholderFor(r.id, r.sm.Att, true, idx); !e.D.IsZero() {
 				m.setPeer(idx, h.peer)
 			}
 		}
 		m.step(idx, e)
+	}
+	if keep != i {
+		m.waiting = append(m.waiting[:keep], m.waiting[i:]...)
 	}
 }
 

@@ -77,7 +77,7 @@ func (m *Machine) Hash() uint64 {
 	}
 	for _, id := range slices.Sorted(maps.Keys(m.sessions)) {
 		s := m.sessions[id]
-		h.put(int64(id), int64(s.group), int64(s.role), int64(s.rank), int64(s.size), int64(len(s.slots)), int64(s.live), int64(s.pinned), flag(s.down))
+		h.put(int64(id), int64(s.group), int64(s.role), int64(s.rank), int64(s.size), int64(len(s.slots)), int64(s.live), int64(s.queued), int64(s.pinned), s.held.pages, s.held.bytes, flag(s.down))
 		for _, p := range s.pools {
 			h.put(int64(p.id), int64(p.pages), int64(p.layers), p.pageBytes)
 		}
@@ -102,7 +102,7 @@ func (m *Machine) Hash() uint64 {
 			h.put(r.id, int64(r.sm.Role))
 		}
 	}
-	h.put(flag(m.draining), m.pinned, int64(m.unproven))
+	h.put(flag(m.draining), m.held.pages, m.held.bytes, int64(m.unproven))
 	return h.Sum64()
 }
 
@@ -114,7 +114,7 @@ func (m *Machine) hashRoom(h *hasher, i int32) {
 		int64(s.Att), int64(s.Ops.Open), int64(s.Ops.Linger), int64(s.Ops.Dead), int64(s.Ops.Lost), int64(s.Pages), int64(s.Rung))
 	h.put(int64(r.peer), int64(r.backend), int64(r.epoch), int64(r.joined), int64(r.paged), flag(r.peerQueued), flag(r.outstanding),
 		flag(r.havePages), flag(r.wantPages), flag(r.confirmOwed), flag(r.told), flag(r.parked), int64(r.grant), int64(r.rungArmed),
-		int64(r.clockLog2), int64(r.deadline), r.total, r.held, r.moved, r.flight, r.pinned)
+		int64(r.clockLog2), int64(r.deadline), r.total, r.held, r.moved, r.flight, flag(r.pinned))
 	for t := range r.timers {
 		h.put(int64(r.timers[t].class))
 	}

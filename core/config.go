@@ -38,7 +38,10 @@ func DefaultClocks() Clocks {
 // Limits bound what the core holds. Zero is refused.
 type Limits struct {
 	Rooms           int32 // live rooms of both roles; more wait for admission
-	RoomBytes       int64 // bytes of pages that destinations may hold pinned; more wait
+	RoomBytes       int64 // bytes of pages that destinations may hold until they are reusable; more wait
+	RoomPages       int64 // and pages
+	SessionBytes    int64 // of one session; more wait
+	SessionPages    int64
 	OpBytes         int64 // an op is split at this size
 	OpRuns          int32 // runs of one op, a side
 	PeerOps         int32 // window of ops towards one peer
@@ -46,13 +49,13 @@ type Limits struct {
 	Tombstones      int32 // released tombstones kept of one peer
 	PeerMarks       int32 // abort marks and placeholders kept for one peer, each
 	AdmitQueue      int32 // rooms that may wait for admission
-	RoomsPerSession int32 // live rooms of one session
+	RoomsPerSession int32 // live rooms of one session; more wait
 }
 
 // DefaultLimits suit one node.
 func DefaultLimits() Limits {
 	return Limits{
-		Rooms: 100_000, RoomBytes: 1 << 50, OpBytes: 64 << 20, OpRuns: 4096, PeerOps: 64,
+		Rooms: 100_000, RoomBytes: 1 << 50, RoomPages: 1 << 40, SessionBytes: 1 << 50, SessionPages: 1 << 40, OpBytes: 64 << 20, OpRuns: 4096, PeerOps: 64,
 		PeerBytes: 1 << 30, Tombstones: 65_536, PeerMarks: 65_536, AdmitQueue: 100_000, RoomsPerSession: 65_536,
 	}
 }
@@ -91,7 +94,8 @@ func (c *Config) check() error {
 		name string
 		v    int64
 	}{
-		{"rooms", int64(l.Rooms)}, {"room bytes", l.RoomBytes}, {"op bytes", l.OpBytes}, {"op runs", int64(l.OpRuns)},
+		{"rooms", int64(l.Rooms)}, {"room bytes", l.RoomBytes}, {"room pages", l.RoomPages},
+		{"session bytes", l.SessionBytes}, {"session pages", l.SessionPages}, {"op bytes", l.OpBytes}, {"op runs", int64(l.OpRuns)},
 		{"peer ops", int64(l.PeerOps)}, {"peer bytes", l.PeerBytes}, {"tombstones", int64(l.Tombstones)},
 		{"peer marks", int64(l.PeerMarks)}, {"admit queue", int64(l.AdmitQueue)}, {"rooms per session", int64(l.RoomsPerSession)},
 	} {

@@ -172,6 +172,9 @@ func configure(c *call, cfg *coretest.Config) {
 	l, k := &cfg.Core.Limits, &cfg.Core.Clocks
 	l.Rooms = int32(c.num("rooms", int64(l.Rooms)))
 	l.RoomBytes = c.num("room-bytes", l.RoomBytes)
+	l.RoomPages = c.num("room-pages", l.RoomPages)
+	l.SessionBytes = c.num("worker-bytes", l.SessionBytes)
+	l.SessionPages = c.num("worker-pages", l.SessionPages)
 	l.OpBytes = c.num("op-bytes", l.OpBytes)
 	l.OpRuns = int32(c.num("op-runs", int64(l.OpRuns)))
 	l.PeerOps = int32(c.num("peer-ops", int64(l.PeerOps)))

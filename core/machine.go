@@ -52,7 +52,8 @@ type Machine struct {
 	waiting  []int32 // rooms that wait for admission, in order; those that left are skipped
 	queued   int32   // live rooms that wait
 	live     int32
-	pinned   int64
+	held     need // pages of destinations that are accounted
+	freed    bool // a waiting room may fit now
 	draining bool
 	drained  bool
 	stats    Stats
@@ -321,6 +322,7 @@ func (m *Machine) settle(idx int32, old *statemachine.Record, o *statemachine.Ou
 	r := m.rooms.at(idx)
 	if old.State.Live() && !old.Admitted && (r.sm.Admitted || !r.sm.State.Live()) {
 		m.queued--
+		m.eachSession(idx, func(s *session, _ *rank) { s.queued-- })
 	}
 	if r.sm.State != old.State {
 		r.since = m.now
@@ -335,9 +337,8 @@ func (m *Machine) settle(idx int32, old *statemachine.Record, o *statemachine.Ou
 		m.sendFrame(idx, &o.Sends[i])
 	}
 	r = m.rooms.at(idx)
-	if r.sm.Role == statemachine.Destination && r.pinned > 0 && r.sm.State == statemachine.Ended && r.sm.Pages.Reusable() {
-		m.pinned -= r.pinned
-		r.pinned = 0
+	if r.pinned && r.sm.State == statemachine.Ended && r.sm.Pages.Reusable() {
+		m.account(idx, -1)
 	}
 	m.publish(idx)
 	m.setClocks(idx)
@@ -374,7 +375,7 @@ func (m *Machine) act(idx int32, o *statemachine.Out) {
 func (m *Machine) ended(idx int32) {
 	r := m.rooms.at(idx)
 	if r.counted {
-		r.counted = false
+		r.counted, m.freed = false, true
 		m.live--
 		for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
 			if s := m.sessions[m.ranks.at(i).session]; s != nil {

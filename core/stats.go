@@ -36,7 +36,7 @@ func (m *Machine) Counts() Counts {
 		Records: m.rooms.used(), Live: int(m.live), Waiting: int(m.queued), Queued: m.policy.Len(),
 		Inflight: int(m.stats.InflightEntered - m.stats.InflightLeft),
 		Ranks:    m.ranks.used(), Parts: m.parts.used(), Cursors: m.cursors.used(), Chunks: m.chunks.used(),
-		Ops: m.ops.used(), RunBlocks: m.runs.used(), Pinned: m.pinned,
+		Ops: m.ops.used(), RunBlocks: m.runs.used(), Pinned: m.held.bytes,
 		Marks: len(m.marks), Placeholders: len(m.placeholders), Aux: len(m.aux), Details: len(m.details),
 	}
 	for i := range m.peers {

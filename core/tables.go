@@ -30,6 +30,7 @@ type room struct {
 	counted     bool // in the live counts
 	buried      bool // in its peer's count of tombstones
 	parked      bool // P: left the scheduler because its backend is not up
+	pinned      bool // D: its pages are accounted against the limits
 	grant       grantState
 	rungArmed   statemachine.Rung
 	clockLog2   uint8
@@ -40,7 +41,6 @@ type room struct {
 	held     int64 // P: bytes not submitted yet
 	moved    int64 // bytes that are done (P), reported (D)
 	flight   int64 // P: bytes of open ops that progressed
-	pinned   int64 // D: bytes accounted against RoomBytes
 	opened   int64
 	since    int64 // of the state
 	toldAt   int64
@@ -66,6 +66,7 @@ type rank struct {
 	tail    int32
 	chunks  int32 // P: chunks sent
 	ops     statemachine.Counts
+	need    need   // D: what it registered
 	word    uint16 // last published: status | residency<<3 | 1<<15
 	paged   bool   // D: registered; P: sent its last
 	armed   bool   // holds pages
@@ -142,8 +143,10 @@ type session struct {
 	rank, size int32
 	slots      []int32 // rank record by slot
 	pools      []pool
-	live       int32
-	pinned     int32 // rank records whose pages are not reusable
+	live       int32 // ranks of rooms that have not ended
+	queued     int32 // of those, waiting for admission
+	pinned     int32 // rank records that are not released
+	held       need  // pages accounted
 	down       bool
 }
 

@@ -82,9 +82,6 @@ func (m *Machine) open(e *Event) {
 	case e.PeerGroup == "" && s.role == statemachine.Destination:
 		m.refuse(e, "peer_group is missing: a destination names the source group that will send")
 		return
-	case s.live >= m.cfg.Limits.RoomsPerSession:
-		m.refuse(e, "limits.rooms_per_worker: %d rooms of this worker are live", s.live)
-		return
 	}
 	key := roomKey{e.Room, s.role}
 	if idx := m.liveRoom(key); idx != nil32 {
@@ -115,7 +112,7 @@ func (m *Machine) open(e *Event) {
 	// has admitted it, and two engines that admit in different orders would wait for each other.
 	h, wanted := m.placeholders[e.Room]
 	wanted = wanted && h.att == e.Att && s.role == statemachine.Source
-	admitted := wanted || m.live-m.queued < m.cfg.Limits.Rooms && m.firstWaiting() == nil32
+	admitted := wanted || m.live-m.queued < m.cfg.Limits.Rooms && s.live-s.queued < m.cfg.Limits.RoomsPerSession && m.firstWaiting() == nil32
 	if !admitted && m.queued >= m.cfg.Limits.AdmitQueue {
 		m.refuse(e, "limits.inflight_rooms: %d rooms are live and %d wait for admission", m.live-m.queued, m.queued)
 		return
@@ -148,7 +145,7 @@ func (m *Machine) open(e *Event) {
 		ev.Marked = true
 		m.dropMark(markKey{key, e.Att}, mk)
 	} else if s.role == statemachine.Source {
-		hold, ev.D = m.held(e.Room, e.Att, admitted, idx)
+		hold, ev.D = m.placeholderFor(e.Room, e.Att, admitted, idx)
 	}
 	m.reply(e, Reply{Code: OK, Opener: ev.Own})
 	m.live++
@@ -171,8 +168,8 @@ func (m *Machine) open(e *Event) {
 	m.sayQueued(idx)
 }
 
-// held returns the placeholder of the attempt, if there is one and the room can use it now.
-func (m *Machine) held(id int64, att uint64, admitted bool, idx int32) (placeholder, statemachine.Opener) {
+// placeholderFor returns the placeholder of the attempt, if there is one and the room can use it now.
+func (m *Machine) placeholderFor(id int64, att uint64, admitted bool, idx int32) (placeholder, statemachine.Opener) {
 	h, ok := m.placeholders[id]
 	if !ok || h.att != att || !admitted {
 		return placeholder{}, statemachine.Opener{}
@@ -263,6 +260,9 @@ func (m *Machine) join(e *Event, s *session, idx int32) {
 		r.joined++
 		m.addRank(e, s, idx)
 		s.live++
+		if !r.sm.Admitted {
+			s.queued++
+		}
 		m.reply(e, Reply{Code: OK, Opener: r.sm.Own})
 		m.publish(idx)
 	}
@@ -306,7 +306,7 @@ func (m *Machine) register(e *Event) {
 		m.refuse(e, "rank %d has registered its pages already", s.rank)
 		return
 	}
-	var need int64
+	var n need
 	for i := range e.Parts {
 		p := &e.Parts[i]
 		pl, err := s.pool(p)
@@ -314,9 +314,9 @@ func (m *Machine) register(e *Event) {
 			m.refuse(e, "parts[%d]: %v", i, err)
 			return
 		}
-		n := layout.Pages(p.Runs)
-		if p.Prefix < 0 || int64(p.Prefix) > n {
-			m.refuse(e, "parts[%d].prefix: %d is outside 0 to %d", i, p.Prefix, n)
+		pages := layout.Pages(p.Runs)
+		if p.Prefix < 0 || int64(p.Prefix) > pages {
+			m.refuse(e, "parts[%d].prefix: %d is outside 0 to %d", i, p.Prefix, pages)
 			return
 		}
 		for j := range i {
@@ -325,11 +325,20 @@ func (m *Machine) register(e *Event) {
 				return
 			}
 		}
-		need += n * pl.pageBytes
+		n.pages += pages
+		n.bytes += pages * pl.pageBytes
 	}
-	if need > m.cfg.Limits.RoomBytes {
-		m.refuse(e, "limits.inflight_bytes: the room needs %d bytes, the limit is %d", need, m.cfg.Limits.RoomBytes)
-		return
+	for _, l := range []struct {
+		name, unit  string
+		need, limit int64
+	}{
+		{"inflight_bytes", "bytes", n.bytes, m.cfg.Limits.RoomBytes}, {"inflight_pages", "pages", n.pages, m.cfg.Limits.RoomPages},
+		{"worker_bytes", "bytes", n.bytes, m.cfg.Limits.SessionBytes}, {"worker_pages", "pages", n.pages, m.cfg.Limits.SessionPages},
+	} {
+		if l.need > l.limit {
+			m.refuse(e, "limits.%s: the room needs %d %s, the limit is %d", l.name, l.need, l.unit, l.limit)
+			return
+		}
 	}
 	if i, page := s.armPages(e.Parts); i >= 0 {
 		if by := m.armedBy(e.Session, e.Parts[i].Ordinal, page); by >= 0 {
@@ -346,17 +355,18 @@ func (m *Machine) register(e *Event) {
 			prefix: p.Prefix, pool: s.pools[p.Ordinal].id,
 		})
 	}
-	r.total += need
+	r.total += n.bytes
 	k2 := m.ranks.at(k)
-	k2.paged, k2.armed, k2.marked = true, true, true
+	k2.paged, k2.armed, k2.marked, k2.need = true, true, true, n
 	r.paged++
 	m.reply(e, Reply{Code: OK})
 	if r.paged == r.size {
-		fits := r.sm.Admitted && (m.pinned == 0 || m.pinned+r.total <= m.cfg.Limits.RoomBytes)
-		if fits {
-			m.pin(idx)
-		}
+		all, workers := m.fits(idx)
 		was := r.sm.Admitted
+		fits := was && all && workers
+		if fits {
+			m.account(idx, 1)
+		}
 		m.step(idx, statemachine.Event{Kind: statemachine.OnPages, Admitted: fits})
 		if was {
 			m.enqueue(idx)
@@ -365,13 +375,6 @@ func (m *Machine) register(e *Event) {
 	} else {
 		m.publish(idx)
 	}
-}
-
-// pin accounts a destination's pages against the limit.
-func (m *Machine) pin(idx int32) {
-	r := m.rooms.at(idx)
-	r.pinned = r.total
-	m.pinned += r.pinned
 }
 
 // pool checks a part against the session's pools.

@@ -158,6 +158,12 @@ type Limits struct {
 	RoomsPerWorker int `json:"rooms_per_worker,omitempty" jsonschema:"minimum=1,maximum=65536"`
 	// Bytes of the pages of admitted rooms, in all.
 	InflightBytes Bytes `json:"inflight_bytes,omitempty"`
+	// And their number.
+	InflightPages int `json:"inflight_pages,omitempty" jsonschema:"minimum=1,maximum=1000000000"`
+	// Bytes of the pages of admitted rooms of one worker.
+	WorkerBytes Bytes `json:"worker_bytes,omitempty"`
+	// And their number.
+	WorkerPages int `json:"worker_pages,omitempty" jsonschema:"minimum=1,maximum=1000000000"`
 	// Largest operation that is given to a backend, at most 64MiB.
 	OpBytes Bytes `json:"op_bytes,omitempty"`
 	// Operations outstanding towards one peer.
@@ -229,6 +235,9 @@ func Default() Config {
 			InflightRooms:     100_000,
 			RoomsPerWorker:    65536,
 			InflightBytes:     256 << 30,
+			InflightPages:     100_000_000,
+			WorkerBytes:       256 << 30,
+			WorkerPages:       100_000_000,
 			OpBytes:           64 << 20,
 			PeerOps:           64,
 			PeerBytes:         1 << 30,

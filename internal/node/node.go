@@ -355,7 +355,9 @@ func coreConfig(c *config.Config, inc uint64) core.Config {
 		Limits: core.DefaultLimits(),
 	}
 	cfg.Limits.Rooms, cfg.Limits.RoomsPerSession = int32(l.InflightRooms), int32(l.RoomsPerWorker)
-	cfg.Limits.RoomBytes, cfg.Limits.OpBytes = int64(l.InflightBytes), int64(l.OpBytes)
+	cfg.Limits.RoomBytes, cfg.Limits.RoomPages = int64(l.InflightBytes), int64(l.InflightPages)
+	cfg.Limits.SessionBytes, cfg.Limits.SessionPages = int64(l.WorkerBytes), int64(l.WorkerPages)
+	cfg.Limits.OpBytes = int64(l.OpBytes)
 	cfg.Limits.PeerOps, cfg.Limits.PeerBytes = int32(l.PeerOps), int64(l.PeerBytes)
 	cfg.Limits.Tombstones = int32(l.TombstonesPerPeer)
 	if c.Scheduler.Policy == "fifo" {
