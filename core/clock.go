@@ -214,6 +214,14 @@ func (m *Machine) fired(idx int32, c class) {
 		m.evict(idx)
 	case clkDrain:
 		m.step(idx, statemachine.Event{Kind: statemachine.OnDrainClock})
+	case clkStall, clkStallSrc:
+		// Stalled is a peer towards which nothing moves. An op that waits in the plugin behind others that
+		// do move is not; if it is lost, the plugin's Stats or the transfer clock tell.
+		if id := m.rooms.at(idx).peer; id != nilPeer && m.now-m.peer(id).moved < m.clocks.length[c] {
+			m.arm(idx, slotPhase, c)
+			return
+		}
+		fallthrough
 	default:
 		m.step(idx, statemachine.Event{Kind: statemachine.OnClock, Reason: c.reason()})
 	}

@@ -199,6 +199,7 @@ func (m *Machine) opProgress(e *Event) {
 		return // not progress (R9)
 	}
 	oo.progress += grown
+	m.peer(oo.peer).moved = m.now
 	idx := oo.room
 	r := m.rooms.at(idx)
 	r.flight += grown
@@ -235,6 +236,7 @@ func (m *Machine) opEnd(e *Event) {
 		r.moved += max(e.Bytes, 0)
 		m.stats.Bytes += max(e.Bytes, 0)
 		m.heard(r.peer)
+		m.peer(r.peer).moved = m.now
 		if r.sm.State == statemachine.Confirmed {
 			m.disarm(idx, slotPhase) // progress: whichever clock follows starts anew
 		}

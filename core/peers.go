@@ -370,6 +370,7 @@ func (m *Machine) toDestination(from PeerID, f *Frame, e statemachine.Event) {
 		if r.sm.State == statemachine.Bound && r.sm.Pair == f.S {
 			if f.Outstanding && f.Bytes > r.moved { // a byte counter that grows renews the stall clock
 				m.disarm(idx, slotPhase)
+				m.peer(from).moved = m.now
 			}
 			r.moved = max(r.moved, f.Bytes)
 			r.outstanding = f.Outstanding

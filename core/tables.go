@@ -130,6 +130,7 @@ type peer struct {
 	draining bool
 	suspect  bool
 	heard    int64
+	moved    int64 // when a byte counter of it last grew
 	ops      int32
 	bytes    int64
 	tombs    int32

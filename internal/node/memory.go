@@ -20,6 +20,9 @@ import (
 // long registration has 120 s of its own.
 const regionBound = 150 * time.Second
 
+// maxGroupNames bounds the names that workers can make the engine remember.
+const maxGroupNames = 4096
+
 // worker is a session: what it added and which group rank it is. Kept until the core says that nothing
 // touches its memory any more.
 type worker struct {
@@ -98,6 +101,8 @@ func (n *Node) hello(s workerapi.Session) error {
 	}
 	g := n.groups[s.Group]
 	switch {
+	case g == nil && !n.groupNames[s.Group] && len(n.groupNames) >= maxGroupNames:
+		return &workerapi.Error{Code: workerapi.Limit, Field: "group", Rule: workerapi.RuleLimits, Message: fmt.Sprintf("%d different group names were used since the engine started; a group keeps its name", maxGroupNames)}
 	case g == nil:
 		g = &group{name: s.Group, role: s.Role, size: s.Size, layout: layout.Cache(s.Layout), ranks: map[int32]core.SessionID{}}
 	case g.role != s.Role:
@@ -117,6 +122,7 @@ func (n *Node) hello(s workerapi.Session) error {
 	}
 	g.ranks[s.Rank] = s.ID
 	n.groups[s.Group] = g
+	n.groupNames[s.Group] = true
 	n.sessions[s.ID] = &worker{Session: s, regions: map[int64]uint64{}}
 	n.announceGroup(g)
 	return nil

@@ -60,25 +60,26 @@ type Node struct {
 	stepped atomic.Int64 // monotonic time of the last step, since clock.start
 
 	// Owned by the owner goroutine.
-	m         *core.Machine
-	out       core.Effects
-	events    []core.Event
-	lastBeat  int64
-	backends  []*backend // in order of preference
-	sessions  map[core.SessionID]*worker
-	regions   map[uint64]*region
-	pools     map[uint64]*localPool
-	groups    map[string]*group
-	remotes   map[string]*remote
-	peerIDs   map[string]core.PeerID
-	peerNames []string
-	refused   map[refusalKey]string
-	moved     map[telemetry.Moved]uint64
-	opEnds    map[telemetry.OpEnd]uint64
-	nextID    uint64 // regions and pools
-	draining  bool
-	recorder  recorder
-	bad       counters
+	m          *core.Machine
+	out        core.Effects
+	events     []core.Event
+	lastBeat   int64
+	backends   []*backend // in order of preference
+	sessions   map[core.SessionID]*worker
+	regions    map[uint64]*region
+	pools      map[uint64]*localPool
+	groups     map[string]*group
+	groupNames map[string]bool // ever used
+	remotes    map[string]*remote
+	peerIDs    map[string]core.PeerID
+	peerNames  []string
+	refused    map[refusalKey]string
+	moved      map[telemetry.Moved]uint64
+	opEnds     map[telemetry.OpEnd]uint64
+	nextID     uint64 // regions and pools
+	draining   bool
+	recorder   recorder
+	bad        counters
 
 	workers *workerapi.Server
 	links   *peer.Links
@@ -100,7 +101,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	n := &Node{
 		cfg: cfg, opts: o, log: o.Log, started: time.Now(), inbox: newInbox(), quit: make(chan struct{}), stopped: make(chan struct{}),
 		clock: clock{start: time.Now()}, sessions: map[core.SessionID]*worker{}, regions: map[uint64]*region{}, pools: map[uint64]*localPool{},
-		groups: map[string]*group{}, remotes: map[string]*remote{}, peerIDs: map[string]core.PeerID{}, refused: map[refusalKey]string{},
+		groups: map[string]*group{}, groupNames: map[string]bool{}, remotes: map[string]*remote{}, peerIDs: map[string]core.PeerID{}, refused: map[refusalKey]string{},
 		moved: map[telemetry.Moved]uint64{}, opEnds: map[telemetry.OpEnd]uint64{},
 		drained: make(chan struct{}), drainAsked: make(chan struct{}), drainDone: make(chan struct{}),
 	}
