@@ -8,9 +8,11 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -235,12 +237,81 @@ func TestFindEngine(t *testing.T) {
 }
 
 func TestDrainThatCuts(t *testing.T) {
-	e := admintest.Sample()
-	e.Drained = admin.DrainResult{Cut: 3}
+	for _, c := range []struct {
+		res  admin.DrainResult
+		want string
+	}{
+		{admin.DrainResult{Cut: 3}, "3 rooms ended as draining\n"},
+		{admin.DrainResult{Unreleased: 1}, "1 ended room had not been released by the worker\n"},
+		{admin.DrainResult{Cut: 1, Unreleased: 2}, "1 room ended as draining, 2 ended rooms had not been released by the worker\n"},
+	} {
+		e := admintest.Sample()
+		e.Drained = c.res
+		socket := serve(t, runtimeDir(t), "n", e, true)
+		code, out, _ := command(t, nil, "drain", "--socket", socket)
+		if code != exitFailed || out != "drained: the budget was over, "+c.want {
+			t.Errorf("exit %d: %s", code, out)
+		}
+	}
+}
+
+// slowDrain is an engine that drains until release is closed.
+type slowDrain struct {
+	*admintest.Engine
+	release chan struct{}
+	stuck   atomic.Bool // the owner loop
+}
+
+func (e *slowDrain) Plugins(ctx context.Context) ([]admin.PluginInfo, error) {
+	if e.stuck.Load() {
+		return nil, errors.New("the owner loop did not answer")
+	}
+	return e.Engine.Plugins(ctx)
+}
+
+func (e *slowDrain) Drain(ctx context.Context) (admin.DrainResult, error) {
+	select {
+	case <-e.release:
+	case <-ctx.Done():
+		return admin.DrainResult{}, ctx.Err()
+	}
+	return e.Engine.Drain(ctx)
+}
+
+func TestDrainSaysWhatItWaitsFor(t *testing.T) {
+	e := &slowDrain{Engine: admintest.Sample(), release: make(chan struct{})}
 	socket := serve(t, runtimeDir(t), "n", e, true)
-	code, out, _ := command(t, nil, "drain", "--socket", socket)
-	if code != exitFailed || !strings.Contains(out, "3 rooms") {
-		t.Errorf("exit %d: %s", code, out)
+	time.AfterFunc(2*drainQuiet, func() { close(e.release) })
+	code, out, errOut := command(t, nil, "drain", "--socket", socket, "--timeout", "20s")
+	if code != exitOK || out != "drained: every room had ended\n" || errOut != "draining prefill-0: 2 rooms to end within drain.budget, 1 ended room with pages not free yet\n" {
+		t.Errorf("exit %d: %s%s", code, out, errOut)
+	}
+}
+
+// TestDrainOfAnEngineThatHangs: it takes connections and never answers, or its owner loop hangs, at once or later.
+func TestDrainOfAnEngineThatHangs(t *testing.T) {
+	l, err := net.Listen("unix", filepath.Join(runtimeDir(t), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	code, _, errOut := command(t, nil, "drain", "--socket", l.Addr().String(), "--timeout", "200ms")
+	if code != exitFailed || !strings.Contains(errOut, "no answer within 200ms (--timeout)") {
+		t.Errorf("stopped: exit %d: %s", code, errOut)
+	}
+
+	e := &slowDrain{Engine: admintest.Sample(), release: make(chan struct{})}
+	socket := serve(t, runtimeDir(t), "n", e, true)
+	e.stuck.Store(true)
+	code, _, errOut = command(t, nil, "drain", "--socket", socket)
+	if code != exitFailed || !strings.Contains(errOut, "the owner loop did not answer") || len(e.Calls()) > 0 {
+		t.Errorf("stuck: exit %d: %s", code, errOut)
+	}
+	e.stuck.Store(false)
+	time.AfterFunc(drainQuiet, func() { e.stuck.Store(true) })
+	code, _, errOut = command(t, nil, "drain", "--socket", socket, "--timeout", "500ms")
+	if code != exitFailed || !strings.Contains(errOut, "prefill-0 gave no sign of life for 500ms (--timeout); it may still be draining: the owner loop did not answer") {
+		t.Errorf("stuck later: exit %d: %s", code, errOut)
 	}
 }
 
@@ -264,8 +335,22 @@ func TestWatch(t *testing.T) {
 		if strings.Count(out.text.String(), sep) != 3 {
 			t.Errorf("%s:\n%s", format, out.text.String())
 		}
-		if format == "table" && strings.Count(errOut.String(), "2 changes missed") != 3 {
+		if format != "table" {
+			continue
+		}
+		if strings.Count(errOut.String(), "2 changes missed") != 3 {
 			t.Errorf("stderr: %s", errOut.String())
+		}
+		// One header, and columns below it.
+		lines := strings.Split(out.text.String(), "\n")
+		at := strings.Index(lines[0], "WHAT")
+		if strings.Count(out.text.String(), "ROOM ") != 1 || at < 0 || len(lines) < 4 {
+			t.Fatalf("no header:\n%s", out.text.String())
+		}
+		for _, line := range lines[1:4] {
+			if strings.Index(line, "op ended") != at {
+				t.Errorf("not below the header:\n%s", out.text.String())
+			}
 		}
 	}
 }

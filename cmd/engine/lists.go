@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -148,46 +147,5 @@ func newStatus(a *app) *cobra.Command {
 	}
 	a.engineFlags(c)
 	a.outputFlag(c)
-	return c
-}
-
-// drainTimeout is longer than any drain budget.
-const drainTimeout = 25 * time.Hour
-
-func newDrain(a *app) *cobra.Command {
-	c := &cobra.Command{
-		Use:   "drain",
-		Short: "Stop admission, let rooms end within the drain budget, then stop the engine",
-		Long: `Stop admission, tell the peers, let rooms end within drain.budget, then stop the engine. The same as SIGTERM.
-Exit code 0 when nothing was cut, else 1`,
-		Example:     "  engine drain\n  engine drain --node prefill-0",
-		Args:        arguments(0, 0, "no argument"),
-		Annotations: effect(mutating),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !cmd.Flags().Changed("timeout") {
-				a.timeout = drainTimeout
-			}
-			res, err := ask(cmd, a, func(ctx context.Context, c *admin.Client) (admin.DrainResult, error) { return c.Drain(ctx) })
-			if err != nil {
-				return err
-			}
-			if err := a.print(res, func(t *table) {
-				if res.Clean {
-					t.row("drained: every room had ended")
-				} else {
-					t.row(fmt.Sprintf("drained: the budget was over, %s ended as draining", count(res.Cut, "room")))
-				}
-			}); err != nil {
-				return err
-			}
-			if !res.Clean {
-				return &reported{exitFailed}
-			}
-			return nil
-		},
-	}
-	a.engineFlags(c)
-	a.outputFlag(c)
-	c.Flags().Lookup("timeout").DefValue = "the drain budget"
 	return c
 }

@@ -59,6 +59,7 @@ func (a *app) encode(v any, indent bool) ([]byte, error) {
 type table struct {
 	colour bool
 	rows   [][]cell
+	widths []int // of the columns, at least; write makes them as wide as the rows
 }
 
 type cell struct {
@@ -91,7 +92,7 @@ func (t *table) row(cells ...any) {
 }
 
 func (t *table) write(w io.Writer) error {
-	var widths []int
+	widths := t.widths
 	for _, r := range t.rows {
 		for i, c := range r {
 			if i == len(widths) {
@@ -114,6 +115,7 @@ func (t *table) write(w io.Writer) error {
 		}
 		b.WriteByte('\n')
 	}
+	t.widths = widths
 	_, err := io.WriteString(w, b.String())
 	return err
 }

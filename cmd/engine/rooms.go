@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -49,9 +50,9 @@ func newRoomsList(a *app) *cobra.Command {
 				fmt.Fprintf(a.stderr, "showing %d; there may be more: narrow the filter or raise --limit\n", len(rooms))
 			}
 			return list(a, rooms, func(t *table) {
-				t.row("ROOM", "ROLE", "ATTEMPT", "STATUS", "REASON", "STATE", "FOR", "PAGES", "PEER", "DONE", "OPS", "NEXT CLOCK")
+				t.row(roomColumns...)
 				for _, r := range rooms {
-					t.row(r.Room, r.Role, r.Attempt, statusCell(r.Status), r.Reason, r.State, age(r.SinceNS), residencyCell(r.Residency), r.Peer, done(r), ops(r), clock(r.Clock))
+					t.row(roomCells(r)...)
 				}
 			})
 		},
@@ -70,6 +71,13 @@ func newRoomsList(a *app) *cobra.Command {
 	a.engineFlags(c)
 	a.outputFlag(c)
 	return c
+}
+
+// roomColumns are the header of roomCells.
+var roomColumns = []any{"ROOM", "ROLE", "ATTEMPT", "STATUS", "REASON", "STATE", "FOR", "PAGES", "PEER", "DONE", "OPS", "NEXT CLOCK"}
+
+func roomCells(r admin.RoomInfo) []any {
+	return []any{r.Room, r.Role, r.Attempt, statusCell(r.Status), r.Reason, r.State, age(r.SinceNS), residencyCell(r.Residency), r.Peer, done(r), ops(r), clock(r.Clock)}
 }
 
 func newRoomsGet(a *app) *cobra.Command {
@@ -174,7 +182,8 @@ func newRoomsWatch(a *app) *cobra.Command {
 				return err
 			}
 			defer client.Close()
-			return client.WatchRooms(cmd.Context(), room, a.change)
+			w := watch{app: a, table: table{colour: a.colour, widths: slices.Clone(watchWidths)}}
+			return client.WatchRooms(cmd.Context(), room, w.change)
 		},
 	}
 	a.engineFlags(c)
@@ -183,29 +192,44 @@ func newRoomsWatch(a *app) *cobra.Command {
 	return c
 }
 
+// watchWidths are those of usual cells in roomColumns: a watch prints its rows one by one.
+var watchWidths = []int{19, 11, 7, 15, 13, 9, 6, 11, 10, 15, 4, 18}
+
+// watch prints changes. Its table grows wider where it has to, and has a header before the first row.
+type watch struct {
+	*app
+	table  table
+	headed bool
+}
+
 // change prints one line of a watch.
-func (a *app) change(ch admin.RoomChange) error {
-	if a.output != "table" {
-		b, err := a.encode(ch, false)
+func (w *watch) change(ch admin.RoomChange) error {
+	if w.output != "table" {
+		b, err := w.encode(ch, false)
 		if err != nil {
 			return err
 		}
-		if a.output == "yaml" {
+		if w.output == "yaml" {
 			b = append([]byte("---\n"), b...)
 		}
-		_, err = a.stdout.Write(b)
+		_, err = w.stdout.Write(b)
 		return err
 	}
 	if ch.Missed > 0 {
-		fmt.Fprintf(a.stderr, "%s missed: this reader is too slow\n", count(ch.Missed, "change"))
+		fmt.Fprintf(w.stderr, "%s missed: this reader is too slow\n", count(ch.Missed, "change"))
 	}
-	t := &table{colour: a.colour}
 	what := ch.What
 	if what == "" {
 		what = "is " + ch.State
 	}
-	t.row(ch.Room, ch.Role, statusCell(ch.Status), residencyCell(ch.Residency), ch.Reason, ch.Peer, done(ch.RoomInfo), what)
-	return t.write(a.stdout)
+	t := &w.table
+	t.rows = nil
+	if !w.headed {
+		w.headed = true
+		t.row(append(slices.Clone(roomColumns), "WHAT")...)
+	}
+	t.row(append(roomCells(ch.RoomInfo), what)...)
+	return t.write(w.stdout)
 }
 
 func newRoomsAbort(a *app) *cobra.Command {

@@ -132,8 +132,13 @@ type Result struct {
 	WrittenAfterRelease int64 `json:"written_after_release"`
 
 	Reasons map[string]int `json:"reasons"` // rooms by reason, "success" among them
-	Faults  []string       `json:"faults"`  // what went wrong beside the figures: a process that died, a worker's complaint
+	Faults  []Fault        `json:"faults"`  // that the demo provoked; never null
+	// Errors is what went wrong beside the figures: a process that died, a worker's complaint.
+	Errors []string `json:"errors,omitempty"`
 }
+
+// Fault is a fault that the demo provoked. This version provokes none.
+type Fault struct{}
 
 // Err says what in the result is not as it must be, or returns nil.
 func (r Result) Err() error {
@@ -158,7 +163,7 @@ func (r Result) Err() error {
 		}
 		bad(int64(n-sum), "%d rooms ended without a reason")
 	}
-	for _, f := range r.Faults {
+	for _, f := range r.Errors {
 		errs = append(errs, errors.New(f))
 	}
 	return errors.Join(errs...)

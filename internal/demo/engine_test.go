@@ -6,8 +6,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 )
 
@@ -99,3 +102,62 @@ func TestDemoCatchesBackendThatSkips(t *testing.T) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 }
+
+// A backend that cannot start ends the demo as soon as the engine gives it up.
+func TestDemoSaysThatTheBackendIsDown(t *testing.T) {
+	t.Parallel()
+	r, err := runJSON(t, func(o *Options) { o.Plugin = "exec:/bin/false" })
+	const want = "the backend is down at prefill-0: plugin custom (/bin/false): restart budget used up"
+	if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("got %v", err)
+	}
+	if r.Rooms != 0 || len(r.Errors) != 1 || r.Errors[0] != err.Error() || r.Reasons == nil {
+		t.Errorf("%+v", r)
+	}
+}
+
+// An engine that is killed is no reason for a page to count as leaked. (The Go worker: TestWorkerLosesItsEngine.)
+func TestDemoCountsNoLeakOfALostEngine(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	binary := script(t, `if [ "$1" = run ]; then echo $$ > `+dir+`/$(basename "$3"); fi
+exec `+build(t, "cmd/engine", "engine")+` "$@"`)
+	var killed atomic.Bool
+	r, err := runJSON(t, func(o *Options) {
+		o.Executable, o.Rooms = binary, 250
+		o.Stderr = writerFunc(func(b []byte) (int, error) {
+			// A line of progress with bytes: the rooms are under way.
+			if line := string(b); strings.Contains(line, " of 250 rooms") && !strings.Contains(line, ", 0 B,") && !killed.Swap(true) {
+				killNode(t, filepath.Join(dir, "decode-0.yaml"))
+			}
+			return t.Output().Write(b)
+		})
+	})
+	if err == nil || !strings.Contains(err.Error(), "engine decode-0 ended: signal: killed") {
+		t.Errorf("got %v", err)
+	}
+	if r.LeakedPages != 0 || r.WrittenAfterRelease != 0 || r.MismatchedPages != 0 || r.Success == 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// killNode kills the engine whose process id is in a file.
+func killNode(t *testing.T, file string) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Error(err)
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }

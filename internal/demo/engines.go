@@ -70,14 +70,18 @@ func (e *engine) start(binary string, env []string) (err error) {
 	return err
 }
 
-// waitReady waits until the engine says that it is ready.
+// errBackendDown: the engine has given its backend up.
+var errBackendDown = errors.New("the backend is down")
+
+// waitReady waits until the engine says that it is ready. It fails at once when the engine's process
+// has ended, or when the engine says that its backend is down.
 func (e *engine) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %v", readyTimeout))
 	defer cancel()
 	var last error
 	for {
-		if last = e.ready(ctx); last == nil {
-			return nil
+		if last = e.ready(ctx); last == nil || errors.Is(last, errBackendDown) {
+			return last
 		}
 		select {
 		case <-e.proc.done:
@@ -99,10 +103,19 @@ func (e *engine) ready(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !r.Ready {
-		return errors.New(strings.Join(r.Reasons, "; "))
+	if r.Ready {
+		return nil
 	}
-	return nil
+	plugins, err := c.Plugins(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range plugins {
+		if p.State == "down" {
+			return fmt.Errorf("%w at %s: plugin %s (%s): %s", errBackendDown, e.node, p.Name, p.Exec, p.Detail)
+		}
+	}
+	return errors.New(strings.Join(r.Reasons, "; "))
 }
 
 // why asks the engine about a room, as `engine rooms why` does.

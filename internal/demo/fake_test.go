@@ -3,6 +3,7 @@ package demo
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -11,7 +12,8 @@ import (
 
 // fakeEngine is both engines and the backend in one: it pairs rooms and copies pages in memory.
 // lateWrite makes it write a page of an aborted room after it said quiet; skipEvery makes it say Done
-// for every n-th room without moving a byte; hang makes it forget every n-th room.
+// for every n-th room without moving a byte; hang makes it forget every n-th room. lose makes one side
+// lose its engine; its pages are reusable once proven is closed.
 type fakeEngine struct {
 	mu        sync.Mutex
 	rooms     map[int64]*fakePair
@@ -21,6 +23,39 @@ type fakeEngine struct {
 	hangEvery int
 	decode    *worker
 	late      sync.WaitGroup
+	loseAt    int                      // the source's worker loses its engine with the n-th room
+	gone      map[string]chan struct{} // by role: closed when the engine is lost
+	proven    chan struct{}
+}
+
+// fakeSession is a worker's session with the fake.
+type fakeSession struct{ gone chan struct{} }
+
+func (s fakeSession) Done() <-chan struct{} { return s.gone }
+func (s fakeSession) Err() error {
+	select {
+	case <-s.gone:
+		return fmt.Errorf("%w: killed", client.ErrEngineLost)
+	default:
+		return nil
+	}
+}
+
+func (e *fakeEngine) session(role string) session { return fakeSession{e.gone[role]} }
+
+// lose must be called with mu held: the counterpart's rooms end as peer_lost.
+func (e *fakeEngine) lose(role string) {
+	close(e.gone[role])
+	for _, p := range e.rooms {
+		if r := p.sides[role]; r != nil && !p.finished {
+			p.end(role, client.Failed)
+			for by, r := range p.sides {
+				if r.reason = client.Reason("peer_lost"); by == role {
+					r.reason = client.ReasonEngineLost
+				}
+			}
+		}
+	}
 }
 
 // writeWhenFree damages a page as soon as the decode worker has given it back.
@@ -59,13 +94,19 @@ type fakeRoom struct {
 }
 
 func newFakeEngine() *fakeEngine {
-	return &fakeEngine{rooms: map[int64]*fakePair{}, mem: map[string]memory{}}
+	return &fakeEngine{
+		rooms: map[int64]*fakePair{}, mem: map[string]memory{}, proven: make(chan struct{}),
+		gone: map[string]chan struct{}{RolePrefill: make(chan struct{}), RoleDecode: make(chan struct{})},
+	}
 }
 
 func (e *fakeEngine) open(role string) openFunc {
 	return func(ctx context.Context, o client.OpenOptions) (kvRoom, error) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
+		if err := e.session(role).Err(); err != nil {
+			return nil, err
+		}
 		p := e.rooms[o.Room]
 		if p == nil {
 			p = &fakePair{n: len(e.rooms) + 1, sides: map[string]*fakeRoom{}}
@@ -123,8 +164,8 @@ func (r *fakeRoom) step() {
 func (r *fakeRoom) Register(ctx context.Context, parts ...client.RegisterPart) error {
 	r.e.mu.Lock()
 	defer r.e.mu.Unlock()
-	if r.pair.finished {
-		return &client.EndedError{Reason: r.reason}
+	if err := r.over(); err != nil {
+		return err
 	}
 	r.pair.dst = parts[0].Pages[parts[0].Prefix:]
 	r.step()
@@ -134,13 +175,17 @@ func (r *fakeRoom) Register(ctx context.Context, parts ...client.RegisterPart) e
 func (r *fakeRoom) Send(ctx context.Context, c client.Chunk) error {
 	r.e.mu.Lock()
 	defer r.e.mu.Unlock()
-	if r.pair.finished {
-		return &client.EndedError{Reason: r.reason}
+	if err := r.over(); err != nil {
+		return err
 	}
 	for _, part := range c.Parts {
 		r.pair.src = append(r.pair.src, part.Pages...)
 	}
 	r.pair.last, r.pair.aux = c.Last, c.Aux
+	if r.pair.n == r.e.loseAt {
+		r.e.lose(r.role)
+		return r.over()
+	}
 	r.step()
 	return nil
 }
@@ -168,8 +213,30 @@ func (r *fakeRoom) WaitTerminal(ctx context.Context) (client.Status, error) {
 	}
 }
 
-func (r *fakeRoom) WaitReusable(ctx context.Context) error { return ctx.Err() }
-func (r *fakeRoom) Release(ctx context.Context) error      { return ctx.Err() }
+// over must be called with mu held.
+func (r *fakeRoom) over() error {
+	if err := r.e.session(r.role).Err(); err != nil {
+		return err
+	}
+	if r.pair.finished {
+		return &client.EndedError{Reason: r.reason}
+	}
+	return nil
+}
+
+func (r *fakeRoom) WaitReusable(ctx context.Context) error {
+	if r.reason != client.ReasonEngineLost {
+		return ctx.Err()
+	}
+	select {
+	case <-r.e.proven:
+		return nil
+	case <-ctx.Done():
+		return client.ErrNotReusable
+	}
+}
+
+func (r *fakeRoom) Release(ctx context.Context) error { return ctx.Err() }
 
 func (r *fakeRoom) Failure(ctx context.Context) (client.Failure, error) {
 	r.e.mu.Lock()
@@ -177,4 +244,6 @@ func (r *fakeRoom) Failure(ctx context.Context) (client.Failure, error) {
 	return client.Failure{Status: r.status, Reason: r.reason}, nil
 }
 
-func (r *fakeRoom) Aux(ctx context.Context) ([]byte, error) { return r.pair.aux, nil }
+func (r *fakeRoom) Aux(ctx context.Context) ([]byte, error) {
+	return r.pair.aux, r.e.session(r.role).Err()
+}

@@ -22,7 +22,8 @@ const (
 	blockPages    = blockTokens / pageTokens
 	planTensors   = 4       // two layers, K and V
 	fullModelKV   = 327_680 // bytes a token of Llama-3-70B, the scale that is printed
-	minPageBytes  = 512     // of one tensor
+	pageUnit      = 128     // a page of one tensor is a multiple of it,
+	minPageBytes  = 512     // at least so much
 	maxPageBytes  = 256 << 10
 	minPoolPages  = 16_384
 	maxPoolBytes  = int64(512) << 20 // unless the largest prompt needs more
@@ -157,7 +158,7 @@ func planTrace(reqs []Request, o planOptions) (*Plan, error) {
 	}
 
 	perPage := (o.Bytes + moved - 1) / moved
-	p.PageBytes = int(min(max((perPage/planTensors+127)&^127, minPageBytes), maxPageBytes))
+	p.PageBytes = int(min(max((perPage/planTensors+pageUnit-1)/pageUnit*pageUnit, minPageBytes), maxPageBytes))
 	p.PoolPages = int(max(int64(2*largest), min(minPoolPages, maxPoolBytes/p.PageBytesAll())))
 
 	if p.poolBytes() > maxPlanBytes {
@@ -268,6 +269,24 @@ func (p *Plan) summary() summary {
 	s.Bytes = s.Pages * p.PageBytesAll()
 	s.Scale = float64(p.PageBytesAll()) / pageTokens / fullModelKV
 	return s
+}
+
+// sizeNote says how much is going to be moved, and why it is not what was asked for; empty when the two are
+// about the same.
+func (p *Plan) sizeNote(asked int64) string {
+	s := p.summary()
+	if d := float64(s.Bytes)/float64(asked) - 1; d > -0.1 && d < 0.1 {
+		return ""
+	}
+	text := fmt.Sprintf("asked to move %s, going to move %s: the rooms have %d pages that are not cached, ", sizeText(asked), sizeText(s.Bytes), s.Pages)
+	size := fmt.Sprintf("%s in each of %d tensors", sizeText(int64(p.PageBytes)), p.Tensors)
+	switch p.PageBytes {
+	case minPageBytes:
+		return text + "and a page has at least " + size + "; fewer --rooms move less"
+	case maxPageBytes:
+		return text + "and a page has at most " + size + "; more --rooms move more"
+	}
+	return text + fmt.Sprintf("and a page's size is rounded up to a multiple of %d B, to %s", pageUnit, size)
 }
 
 // Write writes the schedule: the header, then a line a room.

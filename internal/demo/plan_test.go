@@ -30,6 +30,31 @@ func TestDefaultPlanIsTheMainJob(t *testing.T) {
 	}
 }
 
+func TestPlanSaysWhatItMovesInstead(t *testing.T) {
+	d := Defaults()
+	for _, c := range []struct {
+		rooms int
+		bytes int64
+		want  string
+	}{
+		{d.Rooms, d.Bytes, ""},
+		{5000, 512 << 20, "asked to move 512.0 MiB, going to move 1.2"},
+		{5000, 512 << 20, "a page has at least 512 B in each of 4 tensors; fewer --rooms move less"},
+		{1, d.Bytes, "a page has at most 256.0 KiB in each of 4 tensors; more --rooms move more"},
+		{80, 24 << 20, "rounded up to a multiple of 128 B, to"},
+	} {
+		p, err := newPlan(planOptions{Rooms: c.rooms, Bytes: c.bytes, Seed: d.Seed, AbortFraction: d.AbortFraction, Arrival: d.Arrival})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := p.sizeNote(c.bytes)
+		t.Log(got)
+		if !strings.Contains(got, c.want) || (got == "") != (c.want == "") {
+			t.Errorf("%d rooms, %d bytes: %q, want %q", c.rooms, c.bytes, got, c.want)
+		}
+	}
+}
+
 func TestPlanRefusesWhatDoesNotFit(t *testing.T) {
 	_, err := planTrace([]Request{{InputLength: maxTokens}}, planOptions{Bytes: maxBytes})
 	if err == nil || !strings.Contains(err.Error(), "each worker would need a pool of 128.00 GiB") {

@@ -14,7 +14,7 @@ import (
 // report is one line of a worker's standard output. T says which fields are set.
 type report struct {
 	// T: "ready" (connected, memory registered), "progress", "room" (released, or given up),
-	// "end" (the last line).
+	// "waiting" (Detail says for what; at most once), "end" (the last line).
 	T string `json:"t"`
 
 	Language string `json:"language,omitempty"` // ready: go or python
@@ -40,7 +40,7 @@ type report struct {
 
 // tally is what one worker's lines add up to.
 type tally struct {
-	rooms, success, failed, open         int
+	rooms, success, failed, lost, open   int
 	bytes                                int64
 	mismatched, badAux, leaked, afterEnd int64
 	fault                                string
@@ -56,6 +56,9 @@ func (t *tally) add(line report) {
 			t.bytes += line.Bytes
 		case statusFailed:
 			t.failed++
+			if line.Reason == reasonEngineLost {
+				t.lost++
+			}
 		default:
 			t.open++
 		}
@@ -77,24 +80,34 @@ func (t *tally) err() error {
 }
 
 func (t *tally) String() string {
-	return fmt.Sprintf("%d rooms: %d Success (%s), %d Failed, %d not terminal; pages: %d mismatched, %d leaked, %d written after release; %d wrong aux records",
-		t.rooms, t.success, sizeText(t.bytes), t.failed, t.open, t.mismatched, t.leaked, t.afterEnd, t.badAux)
+	lost := ""
+	if t.lost > 0 {
+		lost = fmt.Sprintf(" (%d %s)", t.lost, reasonEngineLost)
+	}
+	return fmt.Sprintf("%d rooms: %d Success (%s), %d Failed%s, %d not terminal; pages: %d mismatched, %d leaked, %d written after release; %d wrong aux records",
+		t.rooms, t.success, sizeText(t.bytes), t.failed, lost, t.open, t.mismatched, t.leaked, t.afterEnd, t.badAux)
 }
 
 // reporter writes report lines from many goroutines.
 type reporter struct {
-	mu  sync.Mutex
-	enc *json.Encoder
-	sum tally
-	err error // the first
+	mu    sync.Mutex
+	enc   *json.Encoder
+	notes io.Writer // gets what is for people
+	sum   tally
+	err   error // the first
 }
 
-func newReporter(w io.Writer) *reporter { return &reporter{enc: json.NewEncoder(w)} }
+func newReporter(w, notes io.Writer) *reporter {
+	return &reporter{enc: json.NewEncoder(w), notes: notes}
+}
 
 func (r *reporter) send(line report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sum.add(line)
+	if line.T == "waiting" {
+		fmt.Fprintln(r.notes, line.Detail)
+	}
 	if err := r.enc.Encode(line); err != nil && r.err == nil {
 		r.err = err
 	}
@@ -159,7 +172,7 @@ func (r report) terminal() bool { return r.Status == statusSuccess || r.Status =
 
 // join puts the two sides' reports together, by room of the plan.
 func join(p *Plan, prefill, decode *side) Result {
-	res := Result{Rooms: len(p.Rooms), Reasons: map[string]int{}, Faults: []string{}}
+	res := Result{Rooms: len(p.Rooms), Reasons: map[string]int{}, Faults: []Fault{}}
 	badAux := 0
 	for i := range p.Rooms {
 		id := p.Rooms[i].ID
@@ -192,17 +205,17 @@ func join(p *Plan, prefill, decode *side) Result {
 		}
 	}
 	if badAux > 0 {
-		res.Faults = append(res.Faults, strconv.Itoa(badAux)+" rooms got another aux record than was sent")
+		res.Errors = append(res.Errors, strconv.Itoa(badAux)+" rooms got another aux record than was sent")
 	}
 	for _, s := range []*side{prefill, decode} {
 		if s.end == nil {
-			res.Faults = append(res.Faults, "the "+s.role+" worker did not finish its report")
+			res.Errors = append(res.Errors, "the "+s.role+" worker did not finish its report")
 			continue
 		}
 		res.LeakedPages += s.end.Leaked
 		res.WrittenAfterRelease += s.end.Written
 		if s.end.Error != "" {
-			res.Faults = append(res.Faults, "the "+s.role+" worker: "+s.end.Error)
+			res.Errors = append(res.Errors, "the "+s.role+" worker: "+s.end.Error)
 		}
 	}
 	return res

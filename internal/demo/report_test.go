@@ -66,7 +66,7 @@ func TestJoin(t *testing.T) {
 			dst.add(line)
 		}
 		got := join(p, src, dst)
-		got.Reasons, got.Faults = nil, nil
+		got.Reasons, got.Errors, got.Faults = nil, nil, nil
 		row.want.Rooms = 1
 		if a, b := asJSON(t, got), asJSON(t, row.want); a != b {
 			t.Errorf("row %d: %s, want %s", i, a, b)
@@ -106,7 +106,7 @@ func TestResultErrNamesEveryWrongFigure(t *testing.T) {
 		{func(r *Result) { r.LeakedPages = 4 }, "4 pages were not given back"},
 		{func(r *Result) { r.WrittenAfterRelease = 5 }, "5 pages were written after"},
 		{func(r *Result) { r.Reasons = nil }, "2 rooms ended without a reason"},
-		{func(r *Result) { r.Faults = []string{"an engine died"} }, "an engine died"},
+		{func(r *Result) { r.Errors = []string{"an engine died"} }, "an engine died"},
 	} {
 		r := good
 		c.change(&r)

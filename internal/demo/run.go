@@ -20,11 +20,17 @@ import (
 // could still end a room in engineConfig.
 const workerQuiet = 75 * time.Second
 
+// workerGrace is what a worker gets to see its open rooms to their end when it is to stop: longer than
+// abortTimeout and then proofTimeout, which end it by itself.
+const workerGrace = 35 * time.Second
+
 // maxExamples is how many unexpected failures are shown.
 const maxExamples = 5
 
 // Run plays the demo and prints as it goes. The error, if any, says why the demo is not a success:
-// wrong options, a machine that cannot run it, or a Result whose Err is not nil.
+// wrong options, a machine that cannot run it, or a Result whose Err is not nil. With Output json the
+// Result is written in all these cases but the first: of a run that never began it has no rooms, and the
+// fault.
 func Run(ctx context.Context, o Options) (Result, error) {
 	if err := o.check(); err != nil {
 		return Result{}, err
@@ -35,24 +41,30 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	if o.Output == "json" {
 		r.out, r.o.Terminal = o.Stderr, false
 	}
-	if !o.NoIncident {
+	result, err := r.play(ctx)
+	if err != nil {
+		result = Result{Reasons: map[string]int{}, Faults: []Fault{}, Errors: []string{err.Error()}}
+	} else {
+		err = result.Err()
+	}
+	switch {
+	case o.Output == "json":
+		err = errors.Join(err, json.NewEncoder(o.Stdout).Encode(result))
+	case result.Rooms > 0:
+		fmt.Fprintln(r.out)
+		printTable(r.out, result, r.figures)
+	}
+	return result, err
+}
+
+// play is both parts. The error means that the second did not begin.
+func (r *run) play(ctx context.Context) (Result, error) {
+	if !r.o.NoIncident {
 		if err := playIncident(r.out); err != nil {
 			return Result{}, err
 		}
 	}
-	result, err := r.transfer(ctx)
-	if err != nil {
-		return result, err
-	}
-	if o.Output == "json" {
-		if err := json.NewEncoder(o.Stdout).Encode(result); err != nil {
-			return result, err
-		}
-	} else {
-		fmt.Fprintln(r.out)
-		printTable(r.out, result, r.figures)
-	}
-	return result, result.Err()
+	return r.transfer(ctx)
 }
 
 // run is one run of the main job.
@@ -93,14 +105,17 @@ func (r *run) transfer(ctx context.Context) (res Result, err error) {
 	}()
 	r.describe()
 	if err := r.bringUp(ctx); err != nil {
-		return res, errors.Join(err, errors.New(r.lastWords()))
+		if !errors.Is(err, errBackendDown) { // else the engine has said all
+			fmt.Fprint(r.out, r.lastWords())
+		}
+		return res, err
 	}
 	if err := r.replay(ctx); err != nil {
 		r.faults = append(r.faults, err.Error())
 	}
 	res = join(r.plan, r.sides[0], r.sides[1])
 	r.takeDown()
-	res.Faults = append(append([]string{}, r.faults...), res.Faults...)
+	res.Errors = append(slices.Clone(r.faults), res.Errors...)
 	r.measure(res)
 	for _, failure := range r.figures.failures {
 		fmt.Fprintf(r.out, "  %s\n", failure)
@@ -145,6 +160,9 @@ func (r *run) prepare() (err error) {
 func (r *run) describe() {
 	s, p, o := r.plan.summary(), r.plan, r.o
 	fmt.Fprintf(r.out, "Trace: %s\n", traceSource(o.Trace))
+	if text := p.sizeNote(o.Bytes); text != "" {
+		fmt.Fprintf(r.out, "  %s\n", text)
+	}
 	fmt.Fprintf(r.out, "  %d rooms, %d with several chunks of %d tokens, %d fully cached (zero pages); %s in %d pages, %d more pages shared by prefix\n",
 		s.Rooms, s.Several, p.ChunkTokens, s.Empty, sizeText(s.Bytes), s.Pages, s.CachedPages)
 	fmt.Fprintf(r.out, "  scale: 1/%.0f of a 70B model's bytes a token, %.1f times the trace's speed; arrival %s, seed %d; %d rooms are to be aborted\n",
@@ -236,15 +254,22 @@ func (r *run) replay(ctx context.Context) error {
 	start := time.Now()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	var failure error
-	fail := func(err error) { // the first reason; then the workers get a moment to report
-		if failure == nil {
-			failure = err
+	halted := false
+	halt := func() { // the workers get the time to see their rooms to an end, and to report
+		if !halted {
+			halted = true
 			for _, w := range r.workers {
 				w.signal(stopSignal)
 			}
-			time.AfterFunc(stopGrace, func() { r.workers[0].kill(); r.workers[1].kill() })
+			time.AfterFunc(workerGrace, func() { r.workers[0].kill(); r.workers[1].kill() })
 		}
+	}
+	var failure error
+	fail := func(err error) { // the first reason
+		if failure == nil {
+			failure = err
+		}
+		halt()
 	}
 	done := [2]<-chan struct{}{r.workers[0].done, r.workers[1].done}
 	gone := [2]<-chan struct{}{r.engines[0].proc.done, r.engines[1].proc.done}
@@ -280,6 +305,8 @@ func (r *run) replay(ctx context.Context) error {
 			switch s := r.sides[i]; {
 			case s.end == nil:
 				fail(r.workers[i].obituary())
+			case s.end.Error != "": // join reports it; the other worker would wait for it
+				halt()
 			case done[1-i] != nil && s.unfinished() != "": // the other worker would wait for these rooms
 				fail(errors.New("the " + roles[i] + " worker is done but for " + s.unfinished()))
 			}
@@ -333,7 +360,7 @@ func (r *run) measure(res Result) {
 			times = append(times, dst.Micros)
 		case dst.Status == statusFailed && dst.Reason != reasonAborted && dst.Reason != reasonPeerAborted && len(f.failures) < maxExamples:
 			f.failures = append(f.failures, fmt.Sprintf("room %d failed: %s at the destination (%s), %s at the source (%s)",
-				id, dst.Reason, cmp.Or(dst.Detail, "no detail"), src.Reason, cmp.Or(src.Detail, "no detail")))
+				id, dst.Reason, cmp.Or(dst.Detail, "no detail"), cmp.Or(src.Reason, "no verdict"), cmp.Or(src.Detail, "no detail")))
 		}
 	}
 	if len(times) > 0 {
@@ -496,6 +523,9 @@ func runPythonWorker(ctx context.Context, o WorkerOptions, plan *Plan) error {
 		var line report
 		if json.Unmarshal(text, &line) == nil {
 			sum.add(line)
+			if line.T == "waiting" {
+				fmt.Fprintln(o.Stderr, line.Detail)
+			}
 		}
 		o.Stdout.Write(text)
 	})
@@ -505,12 +535,14 @@ func runPythonWorker(ctx context.Context, o WorkerOptions, plan *Plan) error {
 	select {
 	case <-p.done:
 	case <-ctx.Done():
-		p.stop(stopGrace)
-		return context.Cause(ctx)
+		p.stop(workerGrace)
 	}
-	if p.err != nil {
+	if p.err != nil && sum.fault == "" {
 		return fmt.Errorf("%w\n%s", p.obituary(), p.lastWords())
 	}
 	fmt.Fprintln(o.Stderr, &sum)
+	if sum.fault != "" {
+		return errors.New(sum.fault)
+	}
 	return sum.err()
 }

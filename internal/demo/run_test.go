@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,14 +39,17 @@ func leftovers(t *testing.T) []string {
 func TestRunShowsWhyAnEngineDied(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	o := smallRun(t, script(t, `echo "cannot start: $1 $2 $(basename $3)" >&2; exit 3`))
+	var out, log bytes.Buffer
+	o.Output, o.Stdout, o.Stderr = "json", &out, &log
 	_, err := Run(t.Context(), o)
-	if err == nil {
-		t.Fatal("no error")
+	if err == nil || !strings.Contains(err.Error(), "engine prefill-0 ended: exit status 3") {
+		t.Errorf("got %v", err)
 	}
-	for _, want := range []string{"engine prefill-0 ended: exit status 3", "cannot start: run -c prefill-0.yaml"} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%q is not in %v", want, err)
-		}
+	if want := "cannot start: run -c prefill-0.yaml"; !strings.Contains(log.String(), want) {
+		t.Errorf("%q is not in %s", want, &log)
+	}
+	if want := `"reasons":{},"faults":[],"errors":["before it was ready: engine prefill-0 ended: exit status 3"]}`; !strings.HasPrefix(out.String(), `{"rooms":0,`) || !strings.Contains(out.String(), want) {
+		t.Errorf("printed %s", &out)
 	}
 	if l := leftovers(t); len(l) != 0 {
 		t.Errorf("left behind: %v", l)

@@ -25,6 +25,12 @@ type kvRoom interface {
 	Aux(ctx context.Context) ([]byte, error)
 }
 
+// session is what a worker needs of client.Client.
+type session interface {
+	Done() <-chan struct{} // closed when the engine is gone
+	Err() error            // why
+}
+
 // openFunc opens a room of a session.
 type openFunc func(ctx context.Context, o client.OpenOptions) (kvRoom, error)
 
@@ -33,6 +39,9 @@ const (
 	maxLive       = 512 // rooms that one worker has open at once
 	progressEvery = 200 * time.Millisecond
 	dialTimeout   = 30 * time.Second
+	proofTimeout  = 20 * time.Second // from the loss of the engine until the kernel proves that no page is written any more
+	abortTimeout  = 12 * time.Second // from being told to stop until the open rooms have ended and their pages are back
+	waitingAfter  = 10 * time.Second // without a change: say once what is waited for
 )
 
 // worker plays one role of a plan. Rooms run on goroutines of their own; pages are admitted strictly
@@ -41,14 +50,22 @@ type worker struct {
 	plan      *Plan
 	role      string
 	peerGroup string
+	session   session
 	open      openFunc
 	pool      int
 	content   *content
 	mem       memory
 	reports   *reporter
 	start     time.Time
+	proof     time.Duration // proofTimeout, shorter in tests
+	waiting   time.Duration // waitingAfter, shorter in tests
 
-	mu    sync.Mutex // the next five
+	closing chan struct{} // closed when no more rooms are played: the engine is lost, or the worker was told to stop
+	why     error         // set before closing is closed
+
+	mu    sync.Mutex          // the next seven
+	rooms map[kvRoom]struct{} // open
+	told  bool                // open rooms are to be aborted
 	alloc *allocator
 	cache *prefixCache // decode
 	freed chan struct{}
@@ -62,9 +79,10 @@ type worker struct {
 }
 
 // newWorker prepares a worker on memory b of a session.
-func newWorker(plan *Plan, role, peerGroup string, b []byte, pool int, open openFunc, reports *reporter) *worker {
+func newWorker(plan *Plan, role, peerGroup string, b []byte, pool int, s session, open openFunc, reports *reporter) *worker {
 	w := &worker{
-		plan: plan, role: role, peerGroup: peerGroup, open: open, pool: pool,
+		plan: plan, role: role, peerGroup: peerGroup, session: s, open: open, pool: pool,
+		proof: proofTimeout, waiting: waitingAfter, closing: make(chan struct{}), rooms: make(map[kvRoom]struct{}),
 		content: newContent(plan.PlanHeader), mem: newMemory(b, plan.PlanHeader), reports: reports,
 		freed: make(chan struct{}, 1), live: make(chan struct{}, maxLive),
 	}
@@ -75,7 +93,7 @@ func newWorker(plan *Plan, role, peerGroup string, b []byte, pool int, open open
 
 // runWorker is Worker after the options are checked and the plan is known.
 func runWorker(ctx context.Context, o WorkerOptions, plan *Plan) error {
-	reports := newReporter(o.Stdout)
+	reports := newReporter(o.Stdout, o.Stderr)
 	dial, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	role := map[string]client.Role{RolePrefill: client.Source, RoleDecode: client.Destination}[o.Role]
@@ -102,24 +120,26 @@ func runWorker(ctx context.Context, o WorkerOptions, plan *Plan) error {
 		return fmt.Errorf("add a pool of %d pages: %w", plan.PoolPages, err)
 	}
 	open := func(ctx context.Context, oo client.OpenOptions) (kvRoom, error) { return c.Open(ctx, oo) }
-	w := newWorker(plan, o.Role, o.PeerGroup, region.Bytes(), id, open, reports)
+	w := newWorker(plan, o.Role, o.PeerGroup, region.Bytes(), id, c, open, reports)
 	reports.send(report{T: "ready", Language: "go"})
-	if err := w.run(ctx, o.Quiet); err != nil {
+	err = w.run(ctx, o.Quiet)
+	fmt.Fprintln(o.Stderr, &reports.sum)
+	if err != nil {
 		return err
 	}
-	fmt.Fprintln(o.Stderr, &reports.sum)
 	return reports.sum.err()
 }
 
 // run plays all rooms and reports. The error says why the worker stopped early; the report says the
-// same.
-func (w *worker) run(ctx context.Context, quiet time.Duration) error {
-	ctx, stop := context.WithCancelCause(ctx)
+// same. When the engine is lost, or told ends, no more rooms are played, and those that are open are
+// seen to their end, within proofTimeout or abortTimeout.
+func (w *worker) run(told context.Context, quiet time.Duration) error {
+	ctx, stop := context.WithCancelCause(context.WithoutCancel(told))
 	defer stop(nil)
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		w.watch(ctx, stop, quiet)
+		w.watch(ctx, told, stop, quiet)
 	}()
 
 	w.start = time.Now()
@@ -128,7 +148,9 @@ func (w *worker) run(ctx context.Context, quiet time.Duration) error {
 		r := &w.plan.Rooms[i]
 		pages, err := w.arrive(ctx, r)
 		if err != nil {
-			stop(err)
+			if !errors.Is(err, w.closed()) {
+				stop(err)
+			}
 			break
 		}
 		rooms.Go(func() {
@@ -140,6 +162,11 @@ func (w *worker) run(ctx context.Context, quiet time.Duration) error {
 	err := context.Cause(ctx)
 	stop(nil)
 	<-watched
+	if err == nil && w.session.Err() != nil {
+		err = w.lost()
+	} else if err == nil {
+		err = w.closed()
+	}
 
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -158,23 +185,44 @@ func (w *worker) progress() report {
 	return report{T: "progress", Ended: w.ended.Load(), Bytes: w.bytes.Load()}
 }
 
-// watch reports progress, and stops a worker in whose rooms nothing happens for too long.
-func (w *worker) watch(ctx context.Context, stop context.CancelCauseFunc, quiet time.Duration) {
+// watch reports progress, and ends a worker whose engine is lost, that is told to stop, or in whose
+// rooms nothing happens for too long.
+func (w *worker) watch(ctx, told context.Context, stop context.CancelCauseFunc, quiet time.Duration) {
 	tick := time.NewTicker(progressEvery)
 	defer tick.Stop()
-	last, since := w.moved.Load(), time.Now()
+	last, since, said := w.moved.Load(), time.Now(), false
+	lost, stopped := w.session.Done(), told.Done()
+	var over <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-lost:
+			lost = nil
+			w.close(w.lost())
+			over = time.After(w.proof)
+		case <-stopped:
+			stopped = nil
+			if over == nil {
+				w.close(fmt.Errorf("%w when %d of %d rooms had ended", errTold, w.ended.Load(), len(w.plan.Rooms)))
+				over = time.After(abortTimeout)
+				go w.abortAll(ctx)
+			}
+		case <-over:
+			stop(fmt.Errorf("%w; the pages of some were not reusable in time", w.why))
+			return
 		case <-tick.C:
 		}
 		w.reports.send(w.progress())
-		if now := w.moved.Load(); now != last {
+		switch now := w.moved.Load(); {
+		case now != last:
 			last, since = now, time.Now()
-		} else if time.Since(since) > quiet {
+		case time.Since(since) > quiet:
 			stop(fmt.Errorf("nothing happened in any room for %v; %d of %d rooms had ended", quiet, w.ended.Load(), len(w.plan.Rooms)))
 			return
+		case time.Since(since) > w.waiting && !said && over == nil && len(w.live) > 0:
+			said = true
+			w.reports.send(report{T: "waiting", Detail: w.waitsFor(quiet)})
 		}
 	}
 }
@@ -189,12 +237,17 @@ type roomPages struct {
 
 // arrive waits for the moment of a room, a place among the live ones, and its pages.
 func (w *worker) arrive(ctx context.Context, r *Room) (roomPages, error) {
-	if err := sleepUntil(ctx, w.start.Add(time.Duration(r.At)*time.Microsecond)); err != nil {
+	if err := w.sleepUntil(ctx, w.start.Add(time.Duration(r.At)*time.Microsecond)); err != nil {
+		return roomPages{}, err
+	}
+	if err := w.closed(); err != nil {
 		return roomPages{}, err
 	}
 	select {
 	case w.live <- struct{}{}:
 		return w.admit(ctx, r)
+	case <-w.closing:
+		return roomPages{}, w.why
 	case <-ctx.Done():
 		return roomPages{}, context.Cause(ctx)
 	}
@@ -210,6 +263,8 @@ func (w *worker) admit(ctx context.Context, r *Room) (roomPages, error) {
 		}
 		select {
 		case <-w.freed:
+		case <-w.closing:
+			return roomPages{}, w.why
 		case <-ctx.Done():
 			return roomPages{}, context.Cause(ctx)
 		}
@@ -361,9 +416,13 @@ func (w *worker) play(ctx context.Context, r *Room, pages roomPages, line *repor
 		return w.giveBack(r, pages, false)
 	}
 	if err != nil { // nothing was armed
+		if errors.Is(err, client.ErrEngineLost) {
+			line.Status, line.Reason = statusFailed, reasonEngineLost
+		}
 		return errors.Join(fmt.Errorf("open: %w", err), w.giveBack(r, pages, false))
 	}
 	w.moved.Add(1)
+	defer w.opened(ctx, room)()
 
 	abort := newAborter(w, r, room)
 	defer abort.wait()
@@ -417,12 +476,16 @@ func (w *worker) outcome(ctx context.Context, r *Room, pages roomPages, room kvR
 			}
 		}
 		aux, err := room.Aux(ctx)
-		if err != nil {
+		switch {
+		case errors.Is(err, client.ErrEngineLost):
+			line.Detail = "the engine was lost before the aux record was taken"
+		case err != nil:
 			return fmt.Errorf("take the aux record: %w", err)
+		default:
+			line.BadAux = string(aux) != string(w.content.aux(r.ID))
 		}
-		line.BadAux = string(aux) != string(w.content.aux(r.ID))
 		w.bytes.Add(line.Bytes - line.Mismatched*w.plan.PageBytesAll())
-		return sleepUntil(ctx, time.Now().Add(time.Duration(r.Hold)*time.Microsecond))
+		return w.sleepUntil(ctx, time.Now().Add(time.Duration(r.Hold)*time.Microsecond))
 	}
 	w.bytes.Add(line.Bytes)
 	return nil
@@ -434,14 +497,14 @@ func (w *worker) send(ctx context.Context, r *Room, pages roomPages, room kvRoom
 	step := int(r.Point * float64(len(r.Chunks)+1)) // the abort comes after this many chunks
 	if len(r.Chunks) == 0 {
 		abort.after(ctx, time.Duration(r.Point*float64(pause)))
-		return unlessEnded(room.Send(ctx, client.Chunk{Last: true, Aux: w.content.aux(r.ID)}))
+		return unlessOver(room.Send(ctx, client.Chunk{Last: true, Aux: w.content.aux(r.ID)}))
 	}
 	at := 0
 	for i, n := range r.Chunks {
 		if i == step {
 			abort.after(ctx, time.Duration((r.Point*float64(len(r.Chunks)+1)-float64(step))*float64(pause)))
 		}
-		if err := sleepUntil(ctx, time.Now().Add(pause)); err != nil {
+		if err := w.sleepUntil(ctx, time.Now().Add(pause)); err != nil {
 			return err
 		}
 		ids := pages.ids[at : at+n]
@@ -455,8 +518,7 @@ func (w *worker) send(ctx context.Context, r *Room, pages roomPages, room kvRoom
 		}
 		err := room.Send(ctx, chunk)
 		w.moved.Add(1)
-		var ended *client.EndedError
-		if errors.As(err, &ended) {
+		if over(err) {
 			return nil
 		}
 		if err != nil {
@@ -478,78 +540,20 @@ func (w *worker) receive(ctx context.Context, r *Room, pages roomPages, room kvR
 	err := room.Register(ctx, client.RegisterPart{Pool: w.pool, Pages: pages.ids, Prefix: r.Cached})
 	way := time.Duration(r.Pause*int64(len(r.Chunks))) * time.Microsecond
 	abort.after(ctx, time.Duration(max(0, r.Point-0.75)/0.25*float64(way)))
-	return unlessEnded(err)
+	return unlessOver(err)
 }
 
-// unlessEnded drops the error that a room ended meanwhile: its verdict is read next.
-func unlessEnded(err error) error {
+// over reports that a room ended meanwhile or its engine is lost: its verdict is read next.
+func over(err error) bool {
 	var ended *client.EndedError
-	if errors.As(err, &ended) {
+	return errors.As(err, &ended) || errors.Is(err, client.ErrEngineLost)
+}
+
+func unlessOver(err error) error {
+	if over(err) {
 		return nil
 	}
 	return err
-}
-
-// aborter aborts a room once, from a goroutine of its own, if this worker is to do that.
-type aborter struct {
-	w       *worker
-	r       *Room
-	room    kvRoom
-	done    chan struct{} // closed when it is over; nil: never started
-	release chan struct{} // closed when the room has ended: no need to wait longer
-	once    sync.Once
-	asked   bool
-}
-
-func newAborter(w *worker, r *Room, room kvRoom) *aborter {
-	return &aborter{w: w, r: r, room: room, release: make(chan struct{})}
-}
-
-// after starts the abort, delay from now; only rooms that this worker is to abort have one.
-func (a *aborter) after(ctx context.Context, delay time.Duration) {
-	if a.r.Aborter != a.w.role || a.done != nil {
-		return
-	}
-	a.done = make(chan struct{})
-	go func() {
-		defer close(a.done)
-		t := time.NewTimer(delay)
-		defer t.Stop()
-		select {
-		case <-t.C:
-		case <-a.release:
-			return
-		case <-ctx.Done():
-			return
-		}
-		a.asked = a.room.Abort(ctx) == nil
-	}()
-}
-
-// wait ends the abort if it has not begun, and reports whether it was asked for.
-func (a *aborter) wait() bool {
-	a.once.Do(func() { close(a.release) })
-	if a.done == nil {
-		return false
-	}
-	<-a.done
-	return a.asked
-}
-
-// sleepUntil waits for t or the end of ctx.
-func sleepUntil(ctx context.Context, t time.Time) error {
-	d := time.Until(t)
-	if d <= 0 {
-		return context.Cause(ctx)
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 // loadPlan returns the worker's schedule: from its file, or made from its options.

@@ -24,6 +24,9 @@ HEADER = struct.Struct("<QIIQ")
 CANARY = 0xC5
 MAX_LIVE = 512
 PROGRESS = 0.2
+PROOF = 20.0  # seconds from the loss of the engine until the kernel proves that no page is written any more
+ABORT = 12.0  # from being told to stop until the open rooms have ended and their pages are back
+WAITING = 10.0  # without a change: say once what is waited for
 STATUS = {1: "Bootstrapping", 2: "WaitingForInput", 3: "Transferring"}  # of a room that is given up
 
 
@@ -186,11 +189,7 @@ class Held:
 
 
 class Stopped(Exception):
-    """SIGTERM: report what there is."""
-
-
-def stop(*_):
-    raise Stopped("told to stop")
+    """The engine is lost or SIGTERM came: see the open rooms to their end and report."""
 
 
 def report(**line):
@@ -210,6 +209,12 @@ class Worker:
         self.sequence = 0
         self.ended = self.bytes = self.runs = self.listed = 0
         self.moved = time.monotonic()
+        self.waiting = False  # what is waited for was said
+        self.stopped = False
+
+    def stop(self, *_):
+        """On SIGTERM. The loop sees it: what it is in the middle of is done first."""
+        self.stopped = True
 
     # Pages.
 
@@ -301,8 +306,11 @@ class Worker:
         plan = held.plan
         try:
             held.room = self.client.open(plan["room"], peer_group=self.peer_group)
-        except EngineLost:
-            raise
+        except EngineLost as e:  # nothing was armed
+            self.give_back(held)
+            self.ended += 1
+            report(**held.line, status="Failed", reason="engine_lost")
+            raise self.lost_engine(e.message) from e
         except TerminusError as e:  # refused: nothing was armed
             self.give_back(held)
             report(**held.line, detail=f"open: {e}")
@@ -352,7 +360,10 @@ class Worker:
         page_bytes = self.head["page_bytes"] * self.head["tensors"]
         line.update(status="Success", reason="success", bytes=(plan["pages"] - plan["cached"]) * page_bytes)
         line["mismatched"] = self.mismatched(held)
-        line["bad_aux"] = held.room.aux() != self.content.aux(plan["room"])
+        try:
+            line["bad_aux"] = held.room.aux() != self.content.aux(plan["room"])
+        except EngineLost:
+            line["detail"] = "the engine was lost before the aux record was taken"
         self.bytes += line["bytes"] - line["mismatched"] * page_bytes
         held.free_at = time.monotonic() + plan["hold_us"] / 1e6
         self.after(plan["hold_us"] / 1e6, lambda: self.look(held) if held.room in self.live else None)
@@ -362,6 +373,10 @@ class Worker:
         start, turn, told = time.monotonic(), 0, 0.0
         while turn < len(self.rooms) or self.live:
             now = time.monotonic()
+            if self.client.lost is not None:
+                raise self.lost_engine(self.client.lost)
+            if self.stopped:
+                raise Stopped(f"told to stop when {self.ended} of {len(self.rooms)} rooms had ended")
             while turn < len(self.rooms) and len(self.live) < MAX_LIVE:
                 due = start + self.rooms[turn]["at_us"] / 1e6
                 if due > now:
@@ -382,9 +397,12 @@ class Worker:
             if now - told > PROGRESS:
                 told = now
                 report(t="progress", ended=self.ended, bytes=self.bytes)
-                if self.client.lost is not None:  # what becomes reusable now is not announced
-                    for held in list(self.live.values()):
-                        self.look(held)
+                if now - self.moved > WAITING and self.live and not self.waiting:
+                    self.waiting = True
+                    report(t="waiting", detail=f"{len(self.live)} rooms are open and nothing happened in them for "
+                                               f"{WAITING:g} s: waiting for the prefill worker or an engine. The "
+                                               f"engine's clocks end them; without a change this worker gives up "
+                                               f"after {self.quiet:g} s (--quiet)")
                 if now - self.moved > self.quiet:
                     raise TimeoutError(f"nothing happened in any room for {self.quiet:g} s; "
                                        f"{self.ended} of {len(self.rooms)} rooms had ended")
@@ -395,11 +413,35 @@ class Worker:
                 due = start + self.rooms[turn]["at_us"] / 1e6
                 wake = min(wake, max(due, now + 0.002))
             self.client.wait(max(0.0, wake - time.monotonic()))
+        if self.client.lost is not None:
+            raise self.lost_engine(self.client.lost)
+
+    def lost_engine(self, why):
+        return Stopped(f"this worker lost its engine when {self.ended} of {len(self.rooms)} rooms had ended: {why}")
+
+    def settle(self):
+        """No more rooms: the engine is lost, or this worker was told to stop. Sees the open ones to their end."""
+        lost, end = self.client.lost, time.monotonic() + (ABORT if self.client.lost is None else PROOF)
+        for held in list(self.live.values()):
+            held.free_at = 0.0
+            self.abort(held)
+        while True:
+            for held in list(self.live.values()):
+                self.look(held)
+                held.free_at = 0.0
+            if lost is None and self.client.lost is not None:
+                lost, end = self.client.lost, time.monotonic() + PROOF
+            left = end - time.monotonic()
+            if not self.live or left <= 0:
+                return
+            self.client.wait(min(left, 0.05))  # what becomes reusable after a loss is not announced
 
     def finish(self, error):
         for held in self.live.values():  # given up: their pages are not given back, and count as leaked
             if held.status is None:
                 held.line["status"] = STATUS.get(held.room.poll(), "")
+            elif not held.room.reusable:
+                held.line["detail"] = "its pages were not reusable in time"
             report(**held.line)
         report(t="progress", ended=self.ended, bytes=self.bytes)
         try:
@@ -437,12 +479,15 @@ def main():
         worker = Worker(client, pool, region.buf, head, rooms, args.peer_group, args.quiet)
         report(t="ready", language="python")
         error = None
-        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGTERM, worker.stop)
         try:
-            worker.run()
-        except (Stopped, TerminusError, TimeoutError, AssertionError) as e:
+            try:
+                worker.run()
+            except (Stopped, EngineLost) as e:
+                error = str(e)
+                worker.settle()
+        except (TerminusError, TimeoutError, AssertionError) as e:
             error = f"{type(e).__name__}: {e}"
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         worker.finish(error)
     return 1 if error else 0
 

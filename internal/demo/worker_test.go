@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	client "github.com/terminus-kv/terminus/clients/go"
 )
 
 // testPlan is small enough for a test under the race detector.
@@ -29,6 +31,13 @@ func testPlan(t *testing.T, rooms int) *Plan {
 // playPair runs both workers against e and joins what they report.
 func playPair(t *testing.T, p *Plan, e *fakeEngine, quiet time.Duration) Result {
 	t.Helper()
+	sides := playSides(t, p, e, quiet, nil)
+	return join(p, sides[RolePrefill], sides[RoleDecode])
+}
+
+// playSides runs both workers against e; when one loses its engine, the other is told to stop.
+func playSides(t *testing.T, p *Plan, e *fakeEngine, quiet time.Duration, change func(*worker)) map[string]*side {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	workers := map[string]*worker{}
@@ -36,8 +45,11 @@ func playPair(t *testing.T, p *Plan, e *fakeEngine, quiet time.Duration) Result 
 	for _, role := range []string{RolePrefill, RoleDecode} {
 		out[role] = new(bytes.Buffer)
 		b := make([]byte, p.poolBytes())
-		workers[role] = newWorker(p, role, "", b, 0, e.open(role), newReporter(out[role]))
+		workers[role] = newWorker(p, role, "", b, 0, e.session(role), e.open(role), newReporter(out[role], t.Output()))
 		e.mem[role] = workers[role].mem
+		if change != nil {
+			change(workers[role])
+		}
 	}
 	e.decode = workers[RoleDecode]
 	done := make(chan error, 2)
@@ -45,8 +57,12 @@ func playPair(t *testing.T, p *Plan, e *fakeEngine, quiet time.Duration) Result 
 		go func() { done <- w.run(ctx, quiet) }()
 	}
 	for range 2 {
-		if err := <-done; err != nil {
+		err := <-done
+		if err != nil {
 			t.Log(err)
+		}
+		if errors.Is(err, client.ErrEngineLost) {
+			cancel()
 		}
 	}
 	e.late.Wait()
@@ -64,7 +80,7 @@ func playPair(t *testing.T, p *Plan, e *fakeEngine, quiet time.Duration) Result 
 			sides[role].add(line)
 		}
 	}
-	return join(p, sides[RolePrefill], sides[RoleDecode])
+	return sides
 }
 
 func TestWorkersMoveAndCountEverything(t *testing.T) {
@@ -93,7 +109,13 @@ func TestWorkersCatchBackendThatSkips(t *testing.T) {
 func TestWorkersCatchBackendThatWritesLate(t *testing.T) {
 	e := newFakeEngine()
 	e.lateWrite = true
-	r := playPair(t, testPlan(t, 100), e, 20*time.Second)
+	p := testPlan(t, 100)
+	for i := range p.Rooms {
+		if i%3 == 0 { // right after the pages were registered
+			p.Rooms[i].Aborter, p.Rooms[i].Point = RoleDecode, 0.6
+		}
+	}
+	r := playPair(t, p, e, 20*time.Second)
 	if r.WrittenAfterRelease == 0 || r.Err() == nil {
 		t.Fatalf("%+v", r)
 	}
@@ -106,7 +128,61 @@ func TestWorkersGiveUpOnRoomsThatNeverEnd(t *testing.T) {
 	if r.Nonterminal == 0 || r.LeakedPages == 0 || r.Err() == nil {
 		t.Fatalf("%+v", r)
 	}
-	if !strings.Contains(strings.Join(r.Faults, "\n"), "nothing happened") {
-		t.Fatalf("faults %q", r.Faults)
+	if !strings.Contains(strings.Join(r.Errors, "\n"), "nothing happened") {
+		t.Fatalf("faults %q", r.Errors)
+	}
+}
+
+// A worker that loses its engine waits for the proof, and only then counts what leaked. Rooms that had
+// ended keep their verdict.
+func TestWorkerLosesItsEngine(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		proven bool
+	}{{"proven", true}, {"never proven", false}} {
+		t.Run(c.name, func(t *testing.T) {
+			p, e := testPlan(t, 100), newFakeEngine()
+			e.loseAt = 60
+			if c.proven {
+				time.AfterFunc(300*time.Millisecond, func() { close(e.proven) })
+			}
+			sides := playSides(t, p, e, 20*time.Second, func(w *worker) {
+				if !c.proven {
+					w.proof = 300 * time.Millisecond
+				}
+			})
+			s := sides[RolePrefill]
+			reasons := map[string]int{}
+			for _, line := range s.rooms {
+				if !line.terminal() {
+					t.Errorf("%+v", line)
+				}
+				reasons[line.Reason]++
+			}
+			if reasons[reasonSuccess] == 0 || reasons[reasonEngineLost] == 0 {
+				t.Errorf("reasons %v", reasons)
+			}
+			if s.end == nil || (s.end.Leaked == 0) != c.proven || !strings.Contains(s.end.Error, "lost its engine") {
+				t.Errorf("end: %+v", s.end)
+			}
+			// The other one was told to stop: it ended its rooms and has all pages back.
+			if d := sides[RoleDecode]; d.end == nil || d.end.Leaked != 0 || !strings.Contains(d.end.Error, "told to stop") || d.unfinished() != "" {
+				t.Errorf("decode: %+v, %s", d.end, d.unfinished())
+			}
+		})
+	}
+}
+
+func TestWorkerSaysOnceWhatItWaitsFor(t *testing.T) {
+	p, e := testPlan(t, 20), newFakeEngine()
+	var notes, out bytes.Buffer
+	w := newWorker(p, RoleDecode, "", make([]byte, p.poolBytes()), 0, e.session(RoleDecode), e.open(RoleDecode), newReporter(&out, &notes))
+	w.waiting = 200 * time.Millisecond
+	err := w.run(t.Context(), time.Second)
+	if err == nil || !strings.Contains(err.Error(), "nothing happened in any room for 1s") {
+		t.Error(err)
+	}
+	if s := notes.String(); strings.Count(s, "waiting for the prefill worker") != 1 || !strings.Contains(s, "gives up after 1s") {
+		t.Errorf("said %q", s)
 	}
 }
