@@ -104,13 +104,13 @@ func (n *Node) hello(s workerapi.Session) error {
 	case g == nil && !n.groupNames[s.Group] && len(n.groupNames) >= maxGroupNames:
 		return &workerapi.Error{Code: workerapi.Limit, Field: "group", Rule: workerapi.RuleLimits, Message: fmt.Sprintf("%d different group names were used since the engine started; a group keeps its name", maxGroupNames)}
 	case g == nil:
-		g = &group{name: s.Group, role: s.Role, size: s.Size, layout: layout.Cache(s.Layout), ranks: map[int32]core.SessionID{}}
+		g = &group{name: s.Group, role: s.Role, size: s.Size, layout: s.Layout, ranks: map[int32]core.SessionID{}}
 	case g.role != s.Role:
 		return &workerapi.Error{Code: workerapi.Refused, Field: "role", Message: fmt.Sprintf("group %q is a %s here; a group has one role", s.Group, g.role)}
 	case g.size != s.Size:
 		return &workerapi.Error{Code: workerapi.Refused, Field: "size", Message: fmt.Sprintf("group %q has %d ranks here, not %d", s.Group, g.size, s.Size)}
-	case g.layout != layout.Cache(s.Layout):
-		return &workerapi.Error{Code: workerapi.Refused, Field: "layout", Message: fmt.Sprintf("group %q has another layout: %v", s.Group, layout.Compatible(g.layout, layout.Cache(s.Layout)))}
+	case g.layout != s.Layout:
+		return &workerapi.Error{Code: workerapi.Refused, Field: "layout", Message: fmt.Sprintf("group %q has another layout: %v", s.Group, layout.Compatible(g.layout, s.Layout))}
 	}
 	if _, taken := g.ranks[s.Rank]; taken {
 		return &workerapi.Error{Code: workerapi.Refused, Field: "rank", Message: fmt.Sprintf("rank %d of group %q is connected already", s.Rank, s.Group)}

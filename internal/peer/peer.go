@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/terminus-kv/terminus/core"
+	"github.com/terminus-kv/terminus/core/layout"
 	"github.com/terminus-kv/terminus/core/statemachine"
 )
 
@@ -120,14 +121,7 @@ type Event struct {
 }
 
 // Layout is what the bytes of a group's pages mean. It does not depend on the tensor-parallel size.
-type Layout struct {
-	DType      string `json:"dtype"`
-	Layers     int32  `json:"layers"`
-	KVHeads    int32  `json:"kv_heads"`
-	HeadDim    int32  `json:"head_dim"`
-	PageTokens int32  `json:"page_tokens"`
-	Kind       string `json:"kind"` // mha or mla
-}
+type Layout layout.Cache
 
 // Group is the ranks of one model instance with one role, as far as they are on one engine.
 type Group struct {

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/terminus-kv/terminus/core"
+	"github.com/terminus-kv/terminus/core/layout"
 	"github.com/terminus-kv/terminus/core/statemachine"
 	"golang.org/x/sys/unix"
 )
@@ -97,14 +98,7 @@ type HelloReply struct {
 }
 
 // Layout says what the bytes of a group's pages mean. It does not depend on the tensor-parallel size.
-type Layout struct {
-	DType      string `json:"dtype"`
-	Layers     int32  `json:"layers"`
-	KVHeads    int32  `json:"kv_heads"`
-	HeadDim    int32  `json:"head_dim"`
-	PageTokens int32  `json:"page_tokens"`
-	Kind       string `json:"kind"` // mha or mla
-}
+type Layout = layout.Cache
 
 // Region is memory that a worker handed out: a sealed memfd of exactly Size bytes, opened read-write.
 type Region struct {
