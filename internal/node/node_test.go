@@ -229,6 +229,19 @@ func tempDir(t *testing.T) string {
 	return dir
 }
 
+// bind opens a room on both sides and registers pages; it returns once the two are bound.
+func bind(t *testing.T, p, d *worker, room int64, pages []int32) (rs, rd *client.Room) {
+	t.Helper()
+	ctx := short(t)
+	rs, err := p.Open(ctx, client.OpenOptions{Room: room})
+	must(t, err)
+	rd, err = d.Open(ctx, client.OpenOptions{Room: room, PeerGroup: "prefill"})
+	must(t, err)
+	must(t, rd.Register(ctx, client.RegisterPart{Pool: d.pool, Pages: pages}))
+	eventually(t, "bound", func() bool { return rs.Poll() == client.WaitingForInput })
+	return rs, rd
+}
+
 // handOver moves one room in two chunks and checks every byte.
 func handOver(t *testing.T, p, d *worker, room int64, src, dst []int32) {
 	t.Helper()
@@ -286,12 +299,7 @@ func TestAbortReachesTheOtherSide(t *testing.T) {
 	pe, de := start(t, dir, "p"), start(t, dir, "d")
 	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
 	ctx := short(t)
-	rs, err := p.Open(ctx, client.OpenOptions{Room: 5})
-	must(t, err)
-	rd, err := d.Open(ctx, client.OpenOptions{Room: 5, PeerGroup: "prefill"})
-	must(t, err)
-	must(t, rd.Register(ctx, client.RegisterPart{Pool: d.pool, Pages: []int32{1, 2}}))
-	eventually(t, "bound", func() bool { return rs.Poll() == client.WaitingForInput })
+	rs, rd := bind(t, p, d, 5, []int32{1, 2})
 	must(t, rd.Abort(ctx))
 	st, err := rs.WaitTerminal(ctx)
 	must(t, err)
@@ -320,12 +328,7 @@ func TestPluginKilledAndReplaced(t *testing.T) {
 	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
 	handOver(t, p, d, 1, []int32{1, 2}, []int32{3, 4})
 	ctx := short(t)
-	rs, err := p.Open(ctx, client.OpenOptions{Room: 2})
-	must(t, err)
-	rd, err := d.Open(ctx, client.OpenOptions{Room: 2, PeerGroup: "prefill"})
-	must(t, err)
-	must(t, rd.Register(ctx, client.RegisterPart{Pool: d.pool, Pages: []int32{5, 6}}))
-	eventually(t, "bound", func() bool { return rs.Poll() == client.WaitingForInput })
+	rs, rd := bind(t, p, d, 2, []int32{5, 6})
 	before := bytes.Clone(d.region.Bytes())
 	kill := func(e *engine) {
 		t.Helper()
@@ -365,12 +368,7 @@ func TestWorkerDiesMidRoom(t *testing.T) {
 	pe, de := start(t, dir, "p"), start(t, dir, "d")
 	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
 	ctx := short(t)
-	rs, err := p.Open(ctx, client.OpenOptions{Room: 1})
-	must(t, err)
-	rd, err := d.Open(ctx, client.OpenOptions{Room: 1, PeerGroup: "prefill"})
-	must(t, err)
-	must(t, rd.Register(ctx, client.RegisterPart{Pool: d.pool, Pages: []int32{5, 6}}))
-	eventually(t, "bound", func() bool { return rs.Poll() == client.WaitingForInput })
+	_, rd := bind(t, p, d, 1, []int32{5, 6})
 	p.Close()
 	st, err := rd.WaitTerminal(ctx)
 	must(t, err)
@@ -392,12 +390,7 @@ func TestPeerEngineRestarts(t *testing.T) {
 	pe, de := start(t, dir, "p"), start(t, dir, "d")
 	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
 	ctx := short(t)
-	rs, err := p.Open(ctx, client.OpenOptions{Room: 1})
-	must(t, err)
-	rd, err := d.Open(ctx, client.OpenOptions{Room: 1, PeerGroup: "prefill"})
-	must(t, err)
-	must(t, rd.Register(ctx, client.RegisterPart{Pool: d.pool, Pages: []int32{5, 6}}))
-	eventually(t, "bound", func() bool { return rs.Poll() == client.WaitingForInput })
+	rs, rd := bind(t, p, d, 1, []int32{5, 6})
 	de.stop(t)
 	st, err := rs.WaitTerminal(ctx)
 	must(t, err)
