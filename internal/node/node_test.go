@@ -501,9 +501,10 @@ func TestLayoutMismatchIsRefusedByName(t *testing.T) {
 		}
 		return strings.Contains(err.Error(), "layout.dtype: source has bf16, destination has fp8_e4m3")
 	})
-	gs, err := pe.admin.Groups(short(t))
-	must(t, err)
-	if !strings.Contains(fmt.Sprint(gs), "layout.dtype") {
-		t.Errorf("groups at the source do not say why: %+v", gs)
-	}
+	// The source's engine learns of the group by the link, in its own time.
+	eventually(t, "groups at the source say why", func() bool {
+		gs, err := pe.admin.Groups(short(t))
+		must(t, err)
+		return strings.Contains(fmt.Sprint(gs), "layout.dtype")
+	})
 }
