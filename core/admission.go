@@ -14,20 +14,20 @@ func (n need) fits(held need, pages, bytes int64) bool {
 }
 
 // eachSession calls fn for every rank of a room whose session is known.
-func (m *Machine) eachSession(idx int32, fn func(*session, *rank)) {
-	for i := m.rooms.at(idx).ranks; i != nil32; i = m.ranks.at(i).next {
-		if s := m.sessions[m.ranks.at(i).session]; s != nil {
-			fn(s, m.ranks.at(i))
+func (m *Machine) eachSession(r *room, fn func(*session, *rank)) {
+	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
+		if k := m.ranks.at(i); k.sess != nil32 {
+			fn(m.sessions.at(k.sess), k)
 		}
 	}
 }
 
 // fits reports whether a destination's pages fit into the limits of all, and into those of its workers.
-func (m *Machine) fits(idx int32) (all, workers bool) {
+func (m *Machine) fits(r *room) (all, workers bool) {
 	l := &m.cfg.Limits
 	var sum need
 	workers = true
-	m.eachSession(idx, func(s *session, k *rank) {
+	m.eachSession(r, func(s *session, k *rank) {
 		sum.pages, sum.bytes = sum.pages+k.need.pages, sum.bytes+k.need.bytes
 		workers = workers && k.need.fits(s.held, l.SessionPages, l.SessionBytes)
 	})
@@ -35,13 +35,14 @@ func (m *Machine) fits(idx int32) (all, workers bool) {
 }
 
 // account adds (sign 1) or takes away (-1) a destination's pages.
-func (m *Machine) account(idx int32, sign int64) {
-	m.rooms.at(idx).pinned = sign > 0
+func (m *Machine) account(r *room, sign int64) {
+	r.pinned = sign > 0
 	m.freed = m.freed || sign < 0
-	for i := m.rooms.at(idx).ranks; i != nil32; i = m.ranks.at(i).next {
+	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
 		k := m.ranks.at(i)
 		m.held.pages, m.held.bytes = m.held.pages+sign*k.need.pages, m.held.bytes+sign*k.need.bytes
-		if s := m.sessions[k.session]; s != nil {
+		if k.sess != nil32 {
+			s := m.sessions.at(k.sess)
 			s.held.pages, s.held.bytes = s.held.pages+sign*k.need.pages, s.held.bytes+sign*k.need.bytes
 		}
 	}
@@ -59,7 +60,7 @@ func (m *Machine) enqueue(idx int32) {
 		m.waiting = append(m.waiting, idx)
 		m.queued++
 		m.freed = true
-		m.eachSession(idx, func(s *session, _ *rank) { s.queued++ })
+		m.eachSession(r, func(s *session, _ *rank) { s.queued++ })
 	}
 }
 
@@ -95,9 +96,9 @@ func (m *Machine) admit() {
 		paged := r.sm.Role == statemachine.Destination && r.paged == r.size
 		all, workers := true, true
 		if paged {
-			all, workers = m.fits(idx)
+			all, workers = m.fits(r)
 		}
-		m.eachSession(idx, func(s *session, _ *rank) { workers = workers && s.live-s.queued < m.cfg.Limits.RoomsPerSession })
+		m.eachSession(r, func(s *session, _ *rank) { workers = workers && s.live-s.queued < m.cfg.Limits.RoomsPerSession })
 		if !all {
 			break
 		}
@@ -107,13 +108,13 @@ func (m *Machine) admit() {
 			continue
 		}
 		if paged {
-			m.account(idx, 1)
+			m.account(r, 1)
 		}
 		e := statemachine.Event{Kind: statemachine.OnAdmit}
 		if r.sm.Role == statemachine.Source {
 			var h placeholder
-			if h, e.D = m.placeholderFor(r.id, r.sm.Att, true, idx); !e.D.IsZero() {
-				m.setPeer(idx, h.peer)
+			if h, e.D = m.placeholderFor(r, true); !e.D.IsZero() {
+				m.setPeer(idx, r, h.peer)
 			}
 		}
 		m.step(idx, e)
@@ -127,75 +128,84 @@ func (m *Machine) admit() {
 // that is opened again and again must not make its own lookup slow.
 const maxOpens = 16
 
-func (m *Machine) trim(k roomKey) {
+func (m *Machine) trim(head int32) {
 	n, oldest := 0, nil32
-	for i := m.head(k); i != nil32; i = m.rooms.at(i).next {
+	for i := head; i != nil32; i = m.rooms.at(i).next {
 		n++
-		if m.forgettable(i) {
+	}
+	for i := head; i != nil32 && n >= maxOpens; i = m.rooms.at(i).next {
+		if m.forgettable(m.rooms.at(i)) {
 			oldest = i
 		}
 	}
-	if n >= maxOpens && oldest != nil32 {
+	if oldest != nil32 {
 		m.evict(oldest)
 	}
 }
 
 // evict forgets a tombstone.
 func (m *Machine) evict(idx int32) {
-	if !m.forgettable(idx) {
+	r := m.rooms.at(idx)
+	if !m.forgettable(r) {
 		return
 	}
-	r := m.rooms.at(idx)
-	key := roomKey{r.id, r.sm.Role}
-	if h := m.heads[key]; h == idx {
-		if r.next == nil32 {
-			delete(m.heads, key)
-		} else {
-			m.heads[key] = r.next
-		}
-	} else {
-		for h != nil32 && m.rooms.at(h).next != idx {
-			h = m.rooms.at(h).next
-		}
-		m.rooms.at(h).next = r.next
-	}
+	m.unlist(idx, r)
 	if r.buried {
-		*m.tombs(r.peer)--
+		m.leaveGrave(r)
 	}
 	if r.sm.Ops.Lost > 0 {
 		m.unproven = max(m.unproven, r.sm.Own.Seq)
 	}
-	for slot := range numTimers {
-		m.disarm(idx, slot)
+	for slot := range int32(numTimers) {
+		m.disarm(r, slot)
 	}
+	m.freeParts(r)
 	for i := r.ranks; i != nil32; {
-		k := m.ranks.at(i)
-		next := k.next
-		for c := k.cursors; c != nil32; {
-			n := m.cursors.at(c).next
-			m.cursors.del(c)
-			c = n
-		}
+		next := m.ranks.at(i).next
 		m.ranks.del(i)
 		i = next
 	}
-	m.freeParts(idx)
 	for o := r.ops; o != nil32; { // ops whose writer is proven gone
 		n := m.ops.at(o).next
 		m.ops.del(o)
 		o = n
 	}
-	delete(m.aux, idx)
-	delete(m.details, idx)
-	m.rooms.del(idx)
-	for i := range m.rooms.at(idx).timers {
-		m.rooms.at(idx).timers[i].class = noClock
+	m.dropAux(r)
+	if r.detail != nil32 {
+		m.details.del(r.detail)
 	}
+	m.rooms.del(idx)
 	m.stats.Evicted++
 }
 
-func (m *Machine) freeParts(idx int32) {
-	r := m.rooms.at(idx)
+// unlist takes a record out of the list of its room and role.
+func (m *Machine) unlist(idx int32, r *room) {
+	key := keyOf(r.id, r.sm.Role)
+	h := m.head(key)
+	switch {
+	case h == idx && r.next == nil32:
+		m.dropHead(key)
+	case h == idx:
+		m.setHead(key, r.next)
+	default:
+		for m.rooms.at(h).next != idx {
+			h = m.rooms.at(h).next
+		}
+		m.rooms.at(h).next = r.next
+	}
+}
+
+// freeParts forgets the pages of an ended record.
+func (m *Machine) freeParts(r *room) {
+	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
+		k := m.ranks.at(i)
+		for c := k.cursors; c != nil32; {
+			n := m.cursors.at(c).next
+			m.cursors.del(c)
+			c = n
+		}
+		k.cursors = nil32
+	}
 	for p := r.dst; p != nil32; {
 		n := m.parts.at(p).next
 		m.freeRuns(m.parts.at(p).runs)

@@ -52,10 +52,10 @@ func (s *session) armPages(parts []Part) (part int, page int32) {
 	for i := range parts {
 		p := &parts[i]
 		pl := &s.pools[p.Ordinal]
-		if page := pl.armed.arm(p.Runs, p.Prefix, pl.pages); page >= 0 {
+		if page := s.armed[p.Ordinal].arm(p.Runs, p.Prefix, pl.pages); page >= 0 {
 			for j := range i {
 				q := &parts[j]
-				s.pools[q.Ordinal].armed.disarm(q.Runs, q.Prefix, int32(layout.Pages(q.Runs)))
+				s.armed[q.Ordinal].disarm(q.Runs, q.Prefix, int32(layout.Pages(q.Runs)))
 			}
 			return i, page
 		}
@@ -64,29 +64,29 @@ func (s *session) armPages(parts []Part) (part int, page int32) {
 }
 
 // disarmRank clears the marks of a destination rank whose pages have become reusable.
-func (m *Machine) disarmRank(idx int32, k *rank) {
+func (m *Machine) disarmRank(r *room, k *rank) {
 	k.marked = false
-	s := m.sessions[k.session]
-	if s == nil {
+	if k.sess == nil32 {
 		return
 	}
-	for p := m.rooms.at(idx).dst; p != nil32; p = m.parts.at(p).next {
+	s := m.sessions.at(k.sess)
+	for p := r.dst; p != nil32; p = m.parts.at(p).next {
 		pt := m.parts.at(p)
 		if pt.rank != k.rank {
 			continue
 		}
 		m.scratch = m.getRuns(m.scratch[:0], pt.runs)
-		s.pools[pt.ordinal].armed.disarm(m.scratch, pt.prefix, pt.pages)
+		s.armed[pt.ordinal].disarm(m.scratch, pt.prefix, pt.pages)
 	}
 }
 
-// armedBy names a room that has armed a page, for the refusal.
-func (m *Machine) armedBy(id SessionID, ordinal, page int32) int64 {
-	for i := range m.ranks.items {
-		k := &m.ranks.items[i]
-		if !k.marked || k.session != id {
+// armedBy names a room of the session that has armed a page, for the refusal.
+func (m *Machine) armedBy(s *session, ordinal, page int32) int64 {
+	for _, i := range s.slots {
+		if i == nil32 || !m.ranks.at(i).marked {
 			continue
 		}
+		k := m.ranks.at(i)
 		for p := m.rooms.at(k.room).dst; p != nil32; p = m.parts.at(p).next {
 			pt := m.parts.at(p)
 			if pt.rank != k.rank || pt.ordinal != ordinal {

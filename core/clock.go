@@ -9,10 +9,10 @@ import (
 
 // class is a clock with one fixed length. Because the length is fixed, arming puts a timer at the tail
 // of its class and the head is always the next one due: no heap, no wheel.
-type class int16
+type class uint8
 
 const (
-	noClock class = iota - 1
+	noClock class = iota
 	clkQueue
 	clkBootstrap
 	clkPeerQueued
@@ -40,17 +40,18 @@ const (
 	slotTransfer
 	slotDeadline
 	numTimers
+
+	// slotTomb links a tombstone into the list of its peer's. An ended room runs no transfer clock.
+	slotTomb = slotTransfer
 )
 
 var clockNames = [clkTransfer]string{
-	"queue", "bootstrap", "peer_queued", "register", "input", "stall", "verdict", "drain", "tombstone",
+	"none", "queue", "bootstrap", "peer_queued", "register", "input", "stall", "verdict", "drain", "tombstone",
 	"bootstrap", "input", "stall",
 }
 
 func (c class) String() string {
 	switch {
-	case c == noClock:
-		return "none"
 	case c < clkTransfer:
 		return clockNames[c]
 	case c < clkDeadline:
@@ -83,23 +84,37 @@ func (c class) reason() statemachine.Reason {
 	return statemachine.Deadline
 }
 
-// timer is one armed clock of a room; prev and next are timer numbers (room*numTimers + slot).
+// timer is one clock of a room; prev and next are timer numbers (room*numTimers + slot).
 type timer struct {
 	due        int64
 	prev, next int32
-	class      class
 }
 
-// fifo is the queue of one class.
+// fifo is a list of timers, the first to be due at its head.
 type fifo struct{ head, tail int32 }
 
+var emptyFIFO = fifo{nil32, nil32}
+
 type clocks struct {
-	length [numClasses]int64
+	length *[numClasses]int64 // never changed
 	queue  [numClasses]fifo
+	busy   [2]uint64 // classes whose queue is not empty
+}
+
+// first is the first class from c on of which a timer runs; numClasses when there is none.
+func (k *clocks) first(c class) class {
+	if w := k.busy[0] >> c; c < 64 && w != 0 {
+		return c + class(bits.TrailingZeros64(w))
+	}
+	c = max(c, 64)
+	if w := k.busy[1] >> (c - 64); w != 0 {
+		return c + class(bits.TrailingZeros64(w))
+	}
+	return numClasses
 }
 
 func newClocks(c *Clocks) clocks {
-	var k clocks
+	k := clocks{length: new([numClasses]int64)}
 	longer := func(d time.Duration) int64 { return int64(d) + int64(d)/10 }
 	k.length[clkQueue] = int64(c.Queue)
 	k.length[clkBootstrap] = int64(c.Bootstrap)
@@ -119,7 +134,7 @@ func newClocks(c *Clocks) clocks {
 		k.length[clkDeadline+i], k.length[clkDeadlineSrc+i] = int64(d), longer(d)
 	}
 	for i := range k.queue {
-		k.queue[i] = fifo{nil32, nil32}
+		k.queue[i] = emptyFIFO
 	}
 	return k
 }
@@ -133,18 +148,11 @@ func log2Seconds(d int64) uint8 {
 	return uint8(min(bits.Len64(uint64(s-1)), logs-1))
 }
 
-func (m *Machine) timer(t int32) *timer {
-	return &m.rooms.items[t/numTimers].timers[t%numTimers]
-}
+func (m *Machine) timer(t int32) *timer { return &m.rooms.at(t / numTimers).timers[t%numTimers] }
 
-// arm starts the class for a slot of a room; an armed timer of that slot is stopped first. Arming the
-// same class again renews it.
-func (m *Machine) arm(room int32, slot int, c class) {
-	m.disarm(room, slot)
-	id := room*numTimers + int32(slot)
-	t := m.timer(id)
-	q := &m.clocks.queue[c]
-	*t = timer{due: m.now + m.clocks.length[c], class: c, prev: q.tail, next: nil32}
+// link puts a timer at the tail of a list.
+func (m *Machine) link(q *fifo, id int32, t *timer) {
+	t.prev, t.next = q.tail, nil32
 	if q.tail != nil32 {
 		m.timer(q.tail).next = id
 	} else {
@@ -153,19 +161,7 @@ func (m *Machine) arm(room int32, slot int, c class) {
 	q.tail = id
 }
 
-// keep arms the class unless it already runs.
-func (m *Machine) keep(room int32, slot int, c class) {
-	if m.rooms.at(room).timers[slot].class != c {
-		m.arm(room, slot, c)
-	}
-}
-
-func (m *Machine) disarm(room int32, slot int) {
-	t := &m.rooms.at(room).timers[slot]
-	if t.class == noClock {
-		return
-	}
-	q := &m.clocks.queue[t.class]
+func (m *Machine) unlink(q *fifo, t *timer) {
 	if t.prev != nil32 {
 		m.timer(t.prev).next = t.next
 	} else {
@@ -176,18 +172,47 @@ func (m *Machine) disarm(room int32, slot int) {
 	} else {
 		q.tail = t.prev
 	}
-	*t = timer{class: noClock}
+}
+
+// arm starts the class for a slot of a room; an armed timer of that slot is stopped first. Arming the
+// same class again renews it.
+func (m *Machine) arm(idx int32, r *room, slot int32, c class) {
+	m.disarm(r, slot)
+	t, q := &r.timers[slot], &m.clocks.queue[c]
+	r.class[slot], t.due = c, m.now+m.clocks.length[c]
+	if q.tail == nil32 {
+		m.clocks.busy[c/64] |= 1 << (c % 64)
+	}
+	m.link(q, idx*numTimers+slot, t)
+}
+
+// keep arms the class unless it already runs.
+func (m *Machine) keep(idx int32, r *room, slot int32, c class) {
+	if r.class[slot] != c {
+		m.arm(idx, r, slot, c)
+	}
+}
+
+func (m *Machine) disarm(r *room, slot int32) {
+	c := r.class[slot]
+	if c == noClock {
+		return
+	}
+	q := &m.clocks.queue[c]
+	m.unlink(q, &r.timers[slot])
+	if q.head == nil32 {
+		m.clocks.busy[c/64] &^= 1 << (c % 64)
+	}
+	r.class[slot] = noClock
 }
 
 // Next is the time at which the first clock is due, or 0 when none runs. The host calls Step then, or
 // earlier.
 func (m *Machine) Next() int64 {
 	var next int64
-	for i := range m.clocks.queue {
-		if h := m.clocks.queue[i].head; h != nil32 {
-			if d := m.timer(h).due; next == 0 || d < next {
-				next = d
-			}
+	for c := m.clocks.first(0); c < numClasses; c = m.clocks.first(c + 1) {
+		if d := m.timer(m.clocks.queue[c].head).due; next == 0 || d < next {
+			next = d
 		}
 	}
 	return next
@@ -196,13 +221,9 @@ func (m *Machine) Next() int64 {
 // expire fires every clock that is due. A clock that fires never re-arms itself in the past, so the
 // loop ends.
 func (m *Machine) expire() {
-	for c := class(0); c < numClasses; c++ {
-		for {
-			h := m.clocks.queue[c].head
-			if h == nil32 || m.timer(h).due > m.now {
-				break
-			}
-			m.disarm(h/numTimers, int(h%numTimers))
+	for c := m.clocks.first(0); c < numClasses; c = m.clocks.first(c + 1) {
+		for h := m.clocks.queue[c].head; h != nil32 && m.timer(h).due <= m.now; h = m.clocks.queue[c].head {
+			m.disarm(m.rooms.at(h/numTimers), h%numTimers)
 			m.fired(h/numTimers, c)
 		}
 	}
@@ -218,7 +239,7 @@ func (m *Machine) fired(idx int32, c class) {
 		// Stalled is a peer towards which nothing moves. An op that waits in the plugin behind others that
 		// do move is not; if it is lost, the plugin's Stats or the transfer clock tell.
 		if id := m.rooms.at(idx).peer; id != nilPeer && m.now-m.peer(id).moved < m.clocks.length[c] {
-			m.arm(idx, slotPhase, c)
+			m.arm(idx, m.rooms.at(idx), slotPhase, c)
 			return
 		}
 		fallthrough
@@ -229,8 +250,7 @@ func (m *Machine) fired(idx int32, c class) {
 
 // setClocks makes the clock function total: it arms what the record's state demands. It is called
 // after every change of a record; clocks that must restart are armed by the caller before.
-func (m *Machine) setClocks(idx int32) {
-	r := m.rooms.at(idx)
+func (m *Machine) setClocks(idx int32, r *room) {
 	src := r.sm.Role == statemachine.Source
 	pick := func(judge, source class) class {
 		if src {
@@ -238,87 +258,96 @@ func (m *Machine) setClocks(idx int32) {
 		}
 		return judge
 	}
-	if !r.sm.State.Live() {
-		m.disarm(idx, slotTransfer)
-		m.disarm(idx, slotDeadline)
-	}
 	switch r.sm.State {
 	case statemachine.Unbound, statemachine.Opened:
 		switch {
 		case !r.sm.Admitted:
-			m.keep(idx, slotPhase, clkQueue)
+			m.keep(idx, r, slotPhase, clkQueue)
 		case !src:
-			m.keep(idx, slotPhase, clkRegister)
+			m.keep(idx, r, slotPhase, clkRegister)
 		case r.peerQueued:
-			m.keep(idx, slotPhase, clkPeerQueued)
+			m.keep(idx, r, slotPhase, clkPeerQueued)
 		default:
-			m.keep(idx, slotPhase, clkBootstrapSrc)
+			m.keep(idx, r, slotPhase, clkBootstrapSrc)
 		}
 	case statemachine.Offered, statemachine.Registered:
-		m.keep(idx, slotPhase, pick(clkBootstrap, clkBootstrapSrc))
+		m.keep(idx, r, slotPhase, pick(clkBootstrap, clkBootstrapSrc))
 	case statemachine.Confirmed, statemachine.Bound:
 		if r.outstanding {
-			m.keep(idx, slotPhase, pick(clkStall, clkStallSrc))
+			m.keep(idx, r, slotPhase, pick(clkStall, clkStallSrc))
 		} else {
-			m.keep(idx, slotPhase, pick(clkInput, clkInputSrc))
+			m.keep(idx, r, slotPhase, pick(clkInput, clkInputSrc))
 		}
 		if r.sm.Started {
-			m.keep(idx, slotTransfer, pick(clkTransfer, clkTransferSrc)+class(r.clockLog2))
+			m.keep(idx, r, slotTransfer, pick(clkTransfer, clkTransferSrc)+class(r.clockLog2))
 		}
 	case statemachine.Committed:
-		m.disarm(idx, slotTransfer)
-		m.keep(idx, slotPhase, clkVerdict)
+		m.disarm(r, slotTransfer)
+		m.keep(idx, r, slotPhase, clkVerdict)
 	case statemachine.Ended:
+		m.disarm(r, slotTransfer)
+		m.disarm(r, slotDeadline)
 		switch {
 		case r.sm.Rung == statemachine.Drain || r.sm.Rung == statemachine.Fence:
 			if r.rungArmed != r.sm.Rung {
 				r.rungArmed = r.sm.Rung
-				m.arm(idx, slotPhase, clkDrain)
+				m.arm(idx, r, slotPhase, clkDrain)
 			}
-		case m.forgettable(idx):
-			m.keep(idx, slotPhase, clkTombstone)
-			m.bury(idx)
+		case m.forgettable(r):
+			m.keep(idx, r, slotPhase, clkTombstone)
+			m.bury(idx, r)
 		default:
-			m.disarm(idx, slotPhase)
+			m.disarm(r, slotPhase)
 		}
 	}
 }
 
-// bury counts a new tombstone of a peer; beyond the cap the peer's oldest is evicted, which costs
-// nothing but time if its counterpart still asks.
-func (m *Machine) bury(idx int32) {
-	r := m.rooms.at(idx)
-	if r.buried {
-		return
-	}
-	r.buried = true
-	m.freeParts(idx) // a tombstone answers without pages
-	n := m.tombs(r.peer)
-	if *n++; *n <= m.cfg.Limits.Tombstones {
-		return
-	}
-	for t := m.clocks.queue[clkTombstone].head; t != nil32; t = m.timer(t).next {
-		if old := t / numTimers; m.rooms.at(old).buried && m.rooms.at(old).peer == r.peer {
-			m.evict(old)
-			return
-		}
-	}
+// graves are the tombstones of one peer, the oldest first.
+type graves struct {
+	fifo
+	n int32
 }
 
-// tombs is the count of tombstones of a peer; rooms that never met one have a count of their own.
-func (m *Machine) tombs(p PeerID) *int32 {
+// gravesOf are those of a peer; rooms that never met one have their own.
+func (m *Machine) gravesOf(p PeerID) *graves {
 	if p == nilPeer {
 		return &m.peerless
 	}
 	return &m.peer(p).tombs
 }
 
-// setPeer notes the engine at the other end of a record. A tombstone moves to that peer's count.
-func (m *Machine) setPeer(idx int32, to PeerID) {
-	r := m.rooms.at(idx)
+func (m *Machine) enterGrave(idx int32, r *room) {
+	g := m.gravesOf(r.peer)
+	g.n++
+	m.link(&g.fifo, idx*numTimers+slotTomb, &r.timers[slotTomb])
+}
+
+func (m *Machine) leaveGrave(r *room) {
+	g := m.gravesOf(r.peer)
+	g.n--
+	m.unlink(&g.fifo, &r.timers[slotTomb])
+}
+
+// bury counts a new tombstone of a peer; beyond the cap the peer's oldest is evicted, which costs
+// nothing but time if its counterpart still asks.
+func (m *Machine) bury(idx int32, r *room) {
 	if r.buried {
-		*m.tombs(r.peer)--
-		*m.tombs(to)++
+		return
+	}
+	r.buried = true
+	m.freeParts(r) // a tombstone answers without pages
+	m.enterGrave(idx, r)
+	if g := m.gravesOf(r.peer); g.n > m.cfg.Limits.Tombstones {
+		m.evict(g.head / numTimers)
+	}
+}
+
+// setPeer notes the engine at the other end of a record. A tombstone moves to that peer's.
+func (m *Machine) setPeer(idx int32, r *room, to PeerID) {
+	if r.buried && r.peer != to {
+		m.leaveGrave(r)
+		r.peer = to
+		m.enterGrave(idx, r)
 	}
 	r.peer = to
 }

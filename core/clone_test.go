@@ -149,7 +149,7 @@ func BenchmarkRoom(b *testing.B) {
 		out.Reset()
 		m.Step(int64(e.Now), []core.Event{ev}, &out)
 		for i := range out.Frames {
-			frames = append(frames, out.Frames[i].Frame)
+			frames = append(frames, out.Frames[i].Frame.Clone())
 		}
 		if len(out.Plugin) > 0 {
 			op = out.Plugin[0].Op

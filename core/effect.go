@@ -1,14 +1,19 @@
 package core
 
 import (
+	"slices"
+
 	"github.com/terminus-kv/terminus/core/layout"
 	"github.com/terminus-kv/terminus/core/statemachine"
 )
 
 // Effects is the output of one Step, in the order in which it must be carried out within each list.
 // The lists are independent of each other except that Words precede Replies (a worker that reads its
-// reply finds its word written) and Auxes precede Words (aux is there when Success is seen). The
-// buffers are reused: the host consumes them before the next Step.
+// reply finds its word written) and Auxes precede Words (aux is there when Success is seen).
+//
+// The lists, and the slices inside them (runs, ranks and parts), are cut from buffers that Reset takes
+// back: the host carries them out or copies them before the next Step. A frame that is kept is copied by
+// Frame.Clone. Aux bytes and strings are never overwritten.
 type Effects struct {
 	Auxes   []AuxEffect
 	Words   []WordEffect
@@ -22,15 +27,49 @@ type Effects struct {
 	// Drained is set when a drain was begun and no room is left.
 	Drained bool
 
-	runs []layout.Run // backing of the runs in Plugin
+	// What the slices inside the lists are cut from.
+	runs       []layout.Run
+	ranks      []RankPages
+	parts      []PartPages
+	sent       []RankSent
+	sentParts  []PartSent
+	grantParts []GrantPart
 }
 
-// Reset empties the buffers and keeps their memory.
+// Reset empties the buffers and keeps their memory, unless a burst has made them very large.
 func (e *Effects) Reset() {
-	e.Auxes, e.Words, e.Replies = e.Auxes[:0], e.Words[:0], e.Replies[:0]
-	e.Frames, e.Plugin, e.Records = e.Frames[:0], e.Plugin[:0], e.Records[:0]
-	e.Gone, e.Drained, e.runs = e.Gone[:0], false, e.runs[:0]
+	*e = Effects{
+		Auxes: empty(e.Auxes), Words: empty(e.Words), Replies: empty(e.Replies), Frames: empty(e.Frames), Plugin: empty(e.Plugin),
+		Records: empty(e.Records), Gone: empty(e.Gone), runs: empty(e.runs), ranks: empty(e.ranks), parts: empty(e.parts),
+		sent: empty(e.sent), sentParts: empty(e.sentParts), grantParts: empty(e.grantParts),
+	}
 }
+
+// maxKept is the capacity beyond which Reset lets a buffer go.
+const maxKept = 1 << 16
+
+func empty[T any](s []T) []T {
+	if cap(s) > maxKept {
+		return nil
+	}
+	return s[:0]
+}
+
+// next appends a zero element to s and returns it. It is built in place: effects are large.
+func next[T any](s *[]T) *T {
+	n := len(*s)
+	if n == cap(*s) {
+		*s = slices.Grow(*s, 1)
+	}
+	*s = (*s)[:n+1]
+	e := &(*s)[n]
+	var zero T
+	*e = zero
+	return e
+}
+
+// tail is what was appended to s since it had n elements; appending to it does not touch s.
+func tail[T any](s []T, n int) []T { return s[n:len(s):len(s)] }
 
 // WordEffect sets the status word of a slot.
 type WordEffect struct {

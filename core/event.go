@@ -127,7 +127,7 @@ type Part struct {
 }
 
 // Event is one input of the core. Kind says which fields are set. The core keeps none of the slices
-// after Step returns, except Aux and the slices inside Frame.
+// after Step returns, except Aux and Frame.Aux.
 type Event struct {
 	Kind    EventKind
 	Role    statemachine.Role

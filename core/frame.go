@@ -1,6 +1,8 @@
 package core
 
 import (
+	"slices"
+
 	"github.com/terminus-kv/terminus/core/layout"
 	"github.com/terminus-kv/terminus/core/statemachine"
 )
@@ -36,7 +38,7 @@ const (
 )
 
 // Frame is one room frame between two engines. Which fields are set depends on Kind; the rest are
-// zero. Slices belong to the frame: the receiver of a frame event may keep them.
+// zero.
 type Frame struct {
 	Kind FrameKind
 	Room int64
@@ -65,6 +67,23 @@ type Frame struct {
 	// Verdict, Abort.
 	Outcome Outcome
 	Reason  statemachine.Reason
+}
+
+// Clone returns a copy that may be kept, see Effects. Aux is shared: nobody writes to it.
+func (f *Frame) Clone() Frame {
+	c := *f
+	c.Ranks, c.Sent = slices.Clone(f.Ranks), slices.Clone(f.Sent)
+	for i := range c.Ranks {
+		r := &c.Ranks[i]
+		r.Parts = slices.Clone(r.Parts)
+		for j := range r.Parts {
+			r.Parts[j].Runs = slices.Clone(r.Parts[j].Runs)
+		}
+	}
+	for i := range c.Sent {
+		c.Sent[i].Parts = slices.Clone(c.Sent[i].Parts)
+	}
+	return c
 }
 
 // RankPages is what one destination rank registered.

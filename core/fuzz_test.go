@@ -224,7 +224,7 @@ func live(t *testing.T, b []byte) {
 			}
 		}
 		for i := range out.Frames {
-			in.out = append(in.out, out.Frames[i].Frame)
+			in.out = append(in.out, out.Frames[i].Frame.Clone())
 		}
 		for i := range out.Plugin {
 			switch e := &out.Plugin[i]; e.Kind {
@@ -291,14 +291,14 @@ func sound(t *testing.T, m *Machine) {
 		}
 		return true
 	})
-	for i := range m.ops.items {
-		if o := &m.ops.items[i]; o.state == opOpen {
+	for i := range int32(m.ops.len()) {
+		if o := m.ops.at(i); o.state == opOpen {
 			ops[o.peer]++
 		}
 	}
 	for i := range m.peers {
 		p := &m.peers[i]
-		if p.ops != ops[PeerID(i)] || p.tombs < 0 || p.marks < 0 || p.holds < 0 || p.bytes < 0 {
+		if p.ops != ops[PeerID(i)] || p.tombs.n < 0 || p.marks < 0 || p.holds < 0 || p.bytes < 0 {
 			t.Fatalf("peer %d: %+v, %d ops are open", i, *p, ops[PeerID(i)])
 		}
 		held += int(p.holds)

@@ -19,34 +19,38 @@ import (
 type Machine struct {
 	cfg    Config
 	now    int64
-	seq    uint64
+	seq    uint64 // of marks and placeholders
+	opens  uint64 // openers minted
 	out    *Effects
 	policy Policy
 	clocks clocks
 
-	rooms   slab[room]
-	ranks   slab[rank]
-	parts   slab[part]
-	cursors slab[cursor]
-	chunks  slab[chunk]
-	ops     slab[op]
-	runs    slab[runBlock]
-	gens    uint32
+	rooms    slab[room]
+	sessions slab[session]
+	ranks    slab[rank]
+	parts    slab[part]
+	cursors  slab[cursor]
+	chunks   slab[chunk]
+	ops      slab[op]
+	runs     slab[runBlock]
+	auxes    slab[auxRecord]
+	details  slab[string] // why rooms ended, in the words of plugins and peers
+	gens     uint32
 
-	heads        map[roomKey]int32
+	heads        index
 	marks        map[markKey]mark
 	markQueue    []markDue
 	placeholders map[int64]placeholder
 	holdQueue    []holdDue
-	aux          map[int32]auxRecord // by room record
-	details      map[int32]string    // by room record: why, in the plugin's words
-	sessions     map[SessionID]*session
+	sessionIDs   map[SessionID]int32
 	peers        []peer
 	groups       map[groupPair]*group
 	remotePools  map[remotePool]pool
-	plugins      map[int32]*plugin
+	plugins      []plugin
+	asked        statemachine.Out // of the transition that is being carried out
 	scratch      []layout.Run
-	names        []string
+	seen         []bool
+	names        []name
 	ids          map[string]int32
 
 	waiting  []int32 // rooms that wait for admission, in order; those that left are skipped
@@ -59,7 +63,8 @@ type Machine struct {
 	stats    Stats
 
 	registering int32  // the record whose Register is being handled, else nil32
-	peerless    int32  // tombstones of no peer
+	peerless    graves // tombstones of no peer
+	judgeAt     int64  // no peer changes by time alone before
 	unproven    uint64 // sequence up to which a forgotten source may have lost ops with their writer
 }
 
@@ -72,6 +77,12 @@ type holdDue struct {
 	room int64
 	seq  uint64
 	due  int64
+}
+
+// name is an interned name of a group or a backend, and the hash of it.
+type name struct {
+	text string
+	hash uint64
 }
 
 type auxRecord struct {
@@ -91,9 +102,9 @@ func New(cfg Config) (*Machine, error) {
 	cfg.Policy = nil
 	return &Machine{
 		cfg: cfg, policy: p, clocks: newClocks(&cfg.Clocks),
-		heads: map[roomKey]int32{}, marks: map[markKey]mark{}, placeholders: map[int64]placeholder{},
-		aux: map[int32]auxRecord{}, details: map[int32]string{}, sessions: map[SessionID]*session{},
-		groups: map[groupPair]*group{}, remotePools: map[remotePool]pool{}, plugins: map[int32]*plugin{},
+		heads: newIndex(), marks: map[markKey]mark{}, placeholders: map[int64]placeholder{},
+		sessionIDs: map[SessionID]int32{}, peerless: graves{fifo: emptyFIFO},
+		groups: map[groupPair]*group{}, remotePools: map[remotePool]pool{},
 		ids: map[string]int32{}, registering: nil32,
 	}, nil
 }
@@ -106,6 +117,12 @@ func (m *Machine) Step(now int64, in []Event, out *Effects) {
 	for i := range in {
 		m.event(&in[i])
 	}
+	m.flush(out)
+}
+
+// flush is what follows the events of a Step.
+func (m *Machine) flush(out *Effects) {
+	m.out = out
 	m.judgePeers()
 	m.expire()
 	m.expireMarks()
@@ -122,12 +139,20 @@ func (m *Machine) Step(now int64, in []Event, out *Effects) {
 // them: they may still want the verdict, the aux record or the pages.
 func (m *Machine) Unreleased() int {
 	n := 0
-	for _, s := range m.sessions {
-		if !s.down {
+	for _, i := range m.sessionIDs {
+		if s := m.sessions.at(i); !s.down {
 			n += int(s.pinned)
 		}
 	}
 	return n
+}
+
+// session of an id; nil when there is none.
+func (m *Machine) session(id SessionID) *session {
+	if i, ok := m.sessionIDs[id]; ok {
+		return m.sessions.at(i)
+	}
+	return nil
 }
 
 func (m *Machine) event(e *Event) {
@@ -201,8 +226,8 @@ func (m *Machine) event(e *Event) {
 	case AdminAbort:
 		for _, role := range []statemachine.Role{statemachine.Source, statemachine.Destination} {
 			if e.Role == 0 || e.Role == role {
-				if idx := m.liveRoom(roomKey{e.Room, role}); idx != nil32 {
-					m.details[idx] = "aborted by an operator"
+				if idx := m.liveRoom(keyOf(e.Room, role)); idx != nil32 {
+					m.explain(idx, "aborted by an operator")
 					m.step(idx, statemachine.Event{Kind: statemachine.OnAbort})
 				}
 			}
@@ -213,13 +238,13 @@ func (m *Machine) event(e *Event) {
 	}
 }
 
-func (m *Machine) intern(name string) int32 {
-	if id, ok := m.ids[name]; ok {
-		return id
+func (m *Machine) intern(text string) int32 {
+	id, ok := m.ids[text]
+	if !ok {
+		id = int32(len(m.names))
+		m.names = append(m.names, name{text, hashString(text)})
+		m.ids[text] = id
 	}
-	id := int32(len(m.names))
-	m.names = append(m.names, name)
-	m.ids[name] = id
 	return id
 }
 
@@ -227,11 +252,14 @@ func (m *Machine) intern(name string) int32 {
 const maxNames = 1 << 16
 
 // learn is intern for a name that came from outside; ok is false when there are too many.
-func (m *Machine) learn(name string) (id int32, ok bool) {
-	if _, known := m.ids[name]; !known && len(m.names) >= maxNames {
+func (m *Machine) learn(text string) (id int32, ok bool) {
+	if id, ok := m.ids[text]; ok {
+		return id, true
+	}
+	if len(m.names) >= maxNames {
 		return nil32, false
 	}
-	return m.intern(name), true
+	return m.intern(text), true
 }
 
 // maxDetail bounds the words that a plugin or a peer may add to a verdict, bytes.
@@ -239,8 +267,38 @@ const maxDetail = 1024
 
 // explain keeps words that go with the verdict of a record.
 func (m *Machine) explain(idx int32, detail string) {
-	if detail != "" {
-		m.details[idx] = detail[:min(len(detail), maxDetail)]
+	if detail == "" {
+		return
+	}
+	detail = detail[:min(len(detail), maxDetail)]
+	if r := m.rooms.at(idx); r.detail == nil32 {
+		r.detail = m.details.add(detail)
+	} else {
+		*m.details.at(r.detail) = detail
+	}
+}
+
+// detail is what explain kept.
+func (m *Machine) detail(r *room) string {
+	if r.detail == nil32 {
+		return ""
+	}
+	return *m.details.at(r.detail)
+}
+
+// setAux keeps the aux record of a record; dropAux forgets it.
+func (m *Machine) setAux(r *room, a auxRecord) {
+	if r.aux == nil32 {
+		r.aux = m.auxes.add(a)
+	} else {
+		*m.auxes.at(r.aux) = a
+	}
+}
+
+func (m *Machine) dropAux(r *room) {
+	if r.aux != nil32 {
+		m.auxes.del(r.aux)
+		r.aux = nil32
 	}
 }
 
@@ -248,23 +306,23 @@ func (m *Machine) name(id int32) string {
 	if id == nil32 {
 		return ""
 	}
-	return m.names[id]
+	return m.names[id].text
 }
 
 // eachRoom calls fn for every live record, in slab order.
 func (m *Machine) eachRoom(fn func(idx int32)) {
-	for i := range m.rooms.items {
-		if m.rooms.items[i].sm.State.Live() {
-			fn(int32(i))
+	m.eachRecord(func(idx int32, r *room) {
+		if r.sm.State.Live() {
+			fn(idx)
 		}
-	}
+	})
 }
 
 // eachRecord calls fn for every record, live or ended.
 func (m *Machine) eachRecord(fn func(idx int32, r *room)) {
-	for i := range m.rooms.items {
-		if m.rooms.items[i].sm.State != statemachine.Absent {
-			fn(int32(i), &m.rooms.items[i])
+	for i := range int32(m.rooms.len()) {
+		if r := m.rooms.at(i); r.sm.State != statemachine.Absent {
+			fn(i, r)
 		}
 	}
 }
@@ -279,25 +337,12 @@ func (m *Machine) liveRoom(k roomKey) int32 {
 	return nil32
 }
 
-func (m *Machine) head(k roomKey) int32 {
-	if i, ok := m.heads[k]; ok {
-		return i
-	}
-	return nil32
-}
-
-// find returns the first record of the key that fits.
-func (m *Machine) find(k roomKey, fits func(*statemachine.Record) bool) int32 {
-	for i := m.head(k); i != nil32; i = m.rooms.at(i).next {
-		if fits(&m.rooms.at(i).sm) {
-			return i
-		}
-	}
-	return nil32
-}
-
 func (m *Machine) byOwn(k roomKey, own statemachine.Opener) int32 {
-	return m.find(k, func(r *statemachine.Record) bool { return r.Own == own })
+	i := m.head(k)
+	for i != nil32 && m.rooms.at(i).sm.Own != own {
+		i = m.rooms.at(i).next
+	}
+	return i
 }
 
 // end ends a live room by a cause of this side.
@@ -312,41 +357,53 @@ func (m *Machine) end(idx int32, why statemachine.Reason, detail string) {
 // step runs the transition function on a record and carries out what it asks for.
 func (m *Machine) step(idx int32, e statemachine.Event) {
 	r := m.rooms.at(idx)
-	old := r.sm
-	next, o := statemachine.Step(old, e)
-	r.sm = next
-	m.settle(idx, &old, &o)
+	was := standing{r.sm.State, r.sm.Admitted}
+	o := m.emptyOut()
+	r.sm.Step(&e, o)
+	m.settle(idx, r, was, o)
 }
 
-func (m *Machine) settle(idx int32, old *statemachine.Record, o *statemachine.Out) {
-	r := m.rooms.at(idx)
-	if old.State.Live() && !old.Admitted && (r.sm.Admitted || !r.sm.State.Live()) {
+// emptyOut is what a transition fills. There is one at a time: what it asks for is carried out before
+// another begins.
+func (m *Machine) emptyOut() *statemachine.Out {
+	m.asked.N, m.asked.Do = 0, 0
+	return &m.asked
+}
+
+// standing is what settle must know of a record before its transition.
+type standing struct {
+	state    statemachine.State
+	admitted bool
+}
+
+func (m *Machine) settle(idx int32, r *room, was standing, o *statemachine.Out) {
+	if was.state.Live() && !was.admitted && (r.sm.Admitted || !r.sm.State.Live()) {
 		m.queued--
-		m.eachSession(idx, func(s *session, _ *rank) { s.queued-- })
+		m.eachSession(r, func(s *session, _ *rank) { s.queued-- })
 	}
-	if r.sm.State != old.State {
+	if r.sm.State != was.state {
 		r.since = m.now
 		m.stats.Enter[r.sm.Role][r.sm.State]++
-		m.record(Record{Kind: RecState, State: r.sm.State}, idx)
+		m.record(r, RecState)
 		if r.sm.State == statemachine.Ended {
-			m.ended(idx)
+			m.ended(r)
 		}
 	}
-	m.act(idx, o)
+	if o.Do != 0 {
+		m.act(idx, r, o)
+	}
 	for i := range o.N {
-		m.sendFrame(idx, &o.Sends[i])
+		m.sendFrame(idx, r, &o.Sends[i])
 	}
-	r = m.rooms.at(idx)
 	if r.pinned && r.sm.State == statemachine.Ended && r.sm.Pages.Reusable() {
-		m.account(idx, -1)
+		m.account(r, -1)
 	}
-	m.publish(idx)
-	m.setClocks(idx)
+	m.publish(r)
+	m.setClocks(idx, r)
 }
 
 // act carries out the actions of one transition.
-func (m *Machine) act(idx int32, o *statemachine.Out) {
-	r := m.rooms.at(idx)
+func (m *Machine) act(idx int32, r *room, o *statemachine.Out) {
 	if o.Do&statemachine.DoDropPlaceholder != 0 {
 		if h, ok := m.placeholders[r.id]; ok && h.d == r.sm.Pair {
 			delete(m.placeholders, r.id)
@@ -354,75 +411,70 @@ func (m *Machine) act(idx int32, o *statemachine.Out) {
 		}
 	}
 	if o.Do&statemachine.DoSubmit != 0 {
-		m.ready(idx)
+		m.ready(idx, r)
 	}
 	if o.Do&statemachine.DoCancel != 0 {
-		m.cancel(idx)
+		m.cancel(idx, r)
 	}
 	if o.Do&statemachine.DoDrop != 0 {
 		m.stats.Dropped++
-		m.record(Record{Kind: RecDropped}, idx)
+		m.record(r, RecDropped)
 	}
 	if o.Do&statemachine.DoRevoke != 0 && r.grant != noGrant {
-		m.plugin(PluginEffect{Kind: PluginRevoke, Backend: m.name(r.backend), Epoch: r.epoch, Room: r.id, D: r.sm.Own, Grant: m.grantID(idx)})
+		p := m.plugin(PluginRevoke, r.backend, r.epoch)
+		p.Room, p.D, p.Grant = r.id, r.sm.Own, grantID(idx, r)
 	}
 	if o.Do&statemachine.DoFence != 0 && r.backend != nil32 {
-		m.plugin(PluginEffect{Kind: PluginFencePeer, Backend: m.name(r.backend), Epoch: r.epoch, Room: r.id, S: r.sm.Pair, D: r.sm.Own, Peer: r.peer, PeerInc: r.sm.Pair.Inc, Grant: m.grantID(idx)})
+		p := m.plugin(PluginFencePeer, r.backend, r.epoch)
+		p.Room, p.S, p.D, p.Peer, p.PeerInc, p.Grant = r.id, r.sm.Pair, r.sm.Own, r.peer, r.sm.Pair.Inc, grantID(idx, r)
 	}
 }
 
 // ended does the book-keeping of an end: the room leaves every queue in this same step.
-func (m *Machine) ended(idx int32) {
-	r := m.rooms.at(idx)
+func (m *Machine) ended(r *room) {
 	if r.counted {
 		r.counted, m.freed = false, true
 		m.live--
-		for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
-			if s := m.sessions[m.ranks.at(i).session]; s != nil {
-				s.live--
-			}
-		}
+		m.eachSession(r, func(s *session, _ *rank) { s.live-- })
 	}
 	m.stats.Verdicts[r.sm.Role][r.sm.Reason]++
 	if r.sm.Role == statemachine.Source && r.sm.Armed {
 		m.stats.InflightLeft++
 	}
-	if r.sm.Role == statemachine.Destination && r.sm.Reason == statemachine.Success {
-		a := m.aux[idx]
-		for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
-			if k := m.ranks.at(i); !k.gone && a.data != nil {
-				m.out.Auxes = append(m.out.Auxes, AuxEffect{Session: k.session, Slot: k.slot, Room: r.id, Aux: a.data})
+	if r.aux != nil32 {
+		a := m.auxes.at(r.aux).data
+		for i := r.ranks; i != nil32 && r.sm.Role == statemachine.Destination && r.sm.Reason == statemachine.Success; i = m.ranks.at(i).next {
+			if k := m.ranks.at(i); !k.gone && a != nil {
+				m.out.Auxes = append(m.out.Auxes, AuxEffect{Session: k.session, Slot: k.slot, Room: r.id, Aux: a})
 			}
 		}
+		m.dropAux(r)
 	}
-	delete(m.aux, idx)
-	m.record(Record{Kind: RecEnd, Detail: m.details[idx]}, idx)
+	m.record(r, RecEnd).Detail = m.detail(r)
 }
 
 // publish writes the words of a record's ranks that changed.
-func (m *Machine) publish(idx int32) {
-	r := m.rooms.at(idx)
+func (m *Machine) publish(r *room) {
 	status := r.sm.Status()
-	all := true
-	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
+	for i := r.ranks; i != nil32; {
 		k := m.ranks.at(i)
 		res := m.residency(r, k)
 		if k.marked && res.Reusable() {
-			m.disarmRank(idx, k)
+			m.disarmRank(r, k)
 		}
 		if k.gone && !k.done && r.sm.State == statemachine.Ended && res.Reusable() {
-			m.rankDone(i)
+			m.rankDone(k)
 		}
-		all = all && k.done
-		w := uint16(status) | uint16(res)<<3 | 1<<15
-		if w == k.word || k.gone {
-			continue
+		if w := uint16(status) | uint16(res)<<3 | 1<<15; w != k.word && !k.gone {
+			if k.word>>3&7 != w>>3&7 {
+				m.record(r, RecResidency).Residency = res
+			}
+			k.word = w
+			e := next(&m.out.Words)
+			e.Session, e.Slot, e.Status, e.Residency = k.session, k.slot, status, res
+			e.Opener, e.Reason, e.Detail = r.sm.Own, r.sm.Reason, m.detail(r)
 		}
-		if k.word>>3&7 != w>>3&7 {
-			m.record(Record{Kind: RecResidency, Residency: res}, idx)
-		}
-		k.word = w
-		m.out.Words = append(m.out.Words, WordEffect{Session: k.session, Slot: k.slot, Status: status, Residency: res, Opener: r.sm.Own, Reason: r.sm.Reason, Detail: m.details[idx]})
+		i = k.next
 	}
 }
 
@@ -444,22 +496,27 @@ func (m *Machine) residency(r *room, k *rank) statemachine.Residency {
 }
 
 // rankDone marks a rank as released: nobody will ask for it again.
-func (m *Machine) rankDone(i int32) {
-	k := m.ranks.at(i)
+func (m *Machine) rankDone(k *rank) {
 	k.done = true
-	if s := m.sessions[k.session]; s != nil {
-		s.pinned--
-		if s.down && s.pinned == 0 {
-			delete(m.sessions, k.session)
-			m.out.Gone = append(m.out.Gone, k.session)
-		}
+	s := m.sessions.at(k.sess)
+	s.pinned--
+	if s.down && s.pinned == 0 {
+		m.forgetSession(k.sess)
 	}
+	k.sess = nil32
+}
+
+// forgetSession drops a session that is down and of which nothing is pinned.
+func (m *Machine) forgetSession(i int32) {
+	id := m.sessions.at(i).id
+	delete(m.sessionIDs, id)
+	m.sessions.del(i)
+	m.out.Gone = append(m.out.Gone, id)
 }
 
 // forgettable reports whether an ended record may become a tombstone: no op of it is unquiet, its
 // pages are reusable and every rank took them back.
-func (m *Machine) forgettable(idx int32) bool {
-	r := m.rooms.at(idx)
+func (m *Machine) forgettable(r *room) bool {
 	if r.sm.State != statemachine.Ended || !r.sm.Ops.QuietLocal() {
 		return false
 	}
@@ -474,24 +531,27 @@ func (m *Machine) forgettable(idx int32) bool {
 	return true
 }
 
-// record appends one line of a room's history.
-func (m *Machine) record(rec Record, idx int32) {
-	r := m.rooms.at(idx)
-	rec.Role, rec.Room, rec.Own, rec.Pair, rec.Peer = r.sm.Role, r.id, r.sm.Own, r.sm.Pair, r.peer
-	rec.State, rec.Reason = r.sm.State, r.sm.Reason
-	m.out.Records = append(m.out.Records, rec)
+// record appends one line of a room's history. The caller may add to it before the next one.
+func (m *Machine) record(r *room, kind RecordKind) *Record {
+	rec := next(&m.out.Records)
+	rec.Kind, rec.Role, rec.State, rec.Reason = kind, r.sm.Role, r.sm.State, r.sm.Reason
+	rec.Peer, rec.Room, rec.Own, rec.Pair = r.peer, r.id, r.sm.Own, r.sm.Pair
+	return rec
 }
 
-func (m *Machine) plugin(e PluginEffect) { m.out.Plugin = append(m.out.Plugin, e) }
-
-func (m *Machine) grantID(idx int32) GrantID {
-	return GrantID(uint64(m.rooms.at(idx).gen)<<32 | uint64(uint32(idx)))
+// plugin appends a request to a plugin epoch. The caller completes it before the next one.
+func (m *Machine) plugin(kind PluginKind, backend int32, epoch uint32) *PluginEffect {
+	p := next(&m.out.Plugin)
+	p.Kind, p.Backend, p.Epoch = kind, m.name(backend), epoch
+	return p
 }
+
+func grantID(idx int32, r *room) GrantID { return GrantID(uint64(r.gen)<<32 | uint64(uint32(idx))) }
 
 // roomOf resolves a grant id; nil32 when the record is gone.
 func (m *Machine) roomOf(g GrantID) int32 {
 	idx := int32(uint32(g))
-	if idx < 0 || int(idx) >= len(m.rooms.items) || m.rooms.at(idx).gen != uint32(g>>32) || m.rooms.at(idx).sm.State == statemachine.Absent {
+	if idx < 0 || int(idx) >= m.rooms.len() || m.rooms.at(idx).gen != uint32(g>>32) || m.rooms.at(idx).sm.State == statemachine.Absent {
 		return nil32
 	}
 	return idx

@@ -28,7 +28,7 @@ func (m *Machine) remember(from PeerID, f *Frame, role statemachine.Role, o *sta
 		if h, ok := m.placeholders[f.Room]; ok && h.d == f.D {
 			delete(m.placeholders, f.Room)
 			m.peer(h.peer).holds--
-			if f.Kind == FrameAbort && m.liveRoom(roomKey{f.Room, role}) == nil32 {
+			if f.Kind == FrameAbort && m.liveRoom(keyOf(f.Room, role)) == nil32 {
 				o.Do |= statemachine.DoMark
 			}
 		}
@@ -38,18 +38,18 @@ func (m *Machine) remember(from PeerID, f *Frame, role statemachine.Role, o *sta
 			m.peer(h.peer).holds--
 			delete(m.placeholders, f.Room)
 			if h.peer != from { // another engine's destination would wait in vain
-				m.sendTo(h.peer, Frame{Kind: FrameAbort, Room: f.Room, D: h.d, Att: h.att, Reason: statemachine.StaleRoom})
+				m.sendStale(h.peer, f.Room, h.d, h.att)
 			}
 		}
 		if p.holds >= m.cfg.Limits.PeerMarks {
-			m.sendTo(from, Frame{Kind: FrameAbort, Room: f.Room, D: f.D, Att: f.Att, Reason: statemachine.StaleRoom})
+			m.sendStale(from, f.Room, f.D, f.Att)
 			m.stats.Dropped++
 		} else {
 			m.hold(f.Room, placeholder{d: f.D, att: f.Att, peer: from, group: f.Group})
 		}
 	}
 	if o.Do&statemachine.DoMark != 0 {
-		k := markKey{roomKey{f.Room, role}, f.Att}
+		k := markKey{keyOf(f.Room, role), f.Att}
 		if old, ok := m.marks[k]; ok {
 			m.dropMark(k, old)
 		}
@@ -89,11 +89,23 @@ func (m *Machine) expireHolds() {
 			if d.due > m.now {
 				return
 			}
-			delete(m.placeholders, d.room)
-			m.peer(h.peer).holds--
-			m.sendTo(h.peer, Frame{Kind: FrameAbort, Room: d.room, D: h.d, Att: h.att, Reason: statemachine.StaleRoom})
+			m.dropHold(d.room, h)
 		}
 		m.holdQueue = m.holdQueue[1:]
+	}
+}
+
+// dropHold forgets a placeholder that its destination still counts on, and tells it.
+func (m *Machine) dropHold(room int64, h placeholder) {
+	delete(m.placeholders, room)
+	m.peer(h.peer).holds--
+	m.sendStale(h.peer, room, h.d, h.att)
+}
+
+// sendStale tells a destination that is not wanted here that it waits in vain.
+func (m *Machine) sendStale(to PeerID, room int64, d statemachine.Opener, att uint64) {
+	if f := m.frameTo(to, FrameAbort); f != nil {
+		f.Room, f.D, f.Att, f.Reason = room, d, att, statemachine.StaleRoom
 	}
 }
 

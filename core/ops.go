@@ -7,8 +7,7 @@ import (
 )
 
 // ready hands a confirmed room with held chunks to the scheduler.
-func (m *Machine) ready(idx int32) {
-	r := m.rooms.at(idx)
+func (m *Machine) ready(idx int32, r *room) {
 	if r.sm.State == statemachine.Confirmed && r.havePages && r.held > 0 {
 		m.policy.Add(idx, r.peer, r.held, r.priority, m.now)
 	}
@@ -30,9 +29,9 @@ func (m *Machine) schedule() {
 		if !ok {
 			return
 		}
-		if !m.submit(idx) {
+		if r := m.rooms.at(idx); !m.submit(idx, r) {
 			m.policy.Remove(idx)
-			m.rooms.at(idx).parked = m.rooms.at(idx).sm.State == statemachine.Confirmed && m.rooms.at(idx).held > 0
+			r.parked = r.sm.State == statemachine.Confirmed && r.held > 0
 		}
 	}
 }
@@ -40,18 +39,17 @@ func (m *Machine) schedule() {
 // unpark gives rooms that waited for a plugin back to the scheduler.
 func (m *Machine) unpark() {
 	m.eachRoom(func(idx int32) {
-		if m.rooms.at(idx).parked {
-			m.rooms.at(idx).parked = false
-			m.ready(idx)
+		if r := m.rooms.at(idx); r.parked {
+			r.parked = false
+			m.ready(idx, r)
 		}
 	})
 }
 
 // submit cuts one op from the room's held chunks. It returns false when the room cannot submit now: it
 // ended, has nothing, or its backend is not up.
-func (m *Machine) submit(idx int32) bool {
-	r := m.rooms.at(idx)
-	pl := m.plugins[r.backend]
+func (m *Machine) submit(idx int32, r *room) bool {
+	pl := m.backend(r.backend)
 	if pl == nil || !pl.up {
 		if pl != nil && pl.down {
 			m.end(idx, statemachine.BackendDown, "backend "+m.name(r.backend)+" is down on this engine")
@@ -69,7 +67,7 @@ func (m *Machine) submit(idx int32) bool {
 	ci := kk.head
 	c := m.chunks.at(ci)
 	// Identity plan: source rank q writes to destination rank q.
-	pi := m.part(idx, kk.rank, c.ordinal)
+	pi := m.part(r, kk.rank, c.ordinal)
 	if pi == nil32 || c.from+c.pages > m.parts.at(pi).pages-m.parts.at(pi).prefix {
 		m.end(idx, statemachine.LengthMismatch, "the source sends more pages than the destination registered")
 		return false
@@ -96,19 +94,7 @@ func (m *Machine) submit(idx int32) bool {
 	m.gens++
 	oi := m.ops.add(op{room: idx, rank: k, next: r.ops, gen: m.gens, backend: r.backend, epoch: pl.epoch, state: opOpen, bytes: bytes, peer: r.peer})
 	r.ops = oi
-	id := OpID(uint64(m.gens)<<32 | uint64(uint32(oi)))
-	e := PluginEffect{
-		Kind: PluginSubmit, Backend: m.name(r.backend), Epoch: pl.epoch, Op: id, S: r.sm.Own, D: r.sm.Pair, Room: r.id,
-		Peer: r.peer, PeerInc: r.sm.Pair.Inc, PeerEpoch: r.epoch, SrcPool: c.pool, DstPool: pt.pool,
-		Source: m.out.runs[start:mid:mid], Destination: m.out.runs[mid:len(m.out.runs):len(m.out.runs)],
-		LayerFrom: c.layerFrom, LayerTo: c.layerTo, Priority: r.priority, Bytes: bytes,
-	}
-	c.off += took
-	if c.off == c.pages {
-		kk.head = c.next
-		m.freeRuns(c.runs)
-		m.chunks.del(ci)
-	}
+	id := opID(oi, m.gens)
 	r.held -= bytes
 	r.outstanding = true
 	r.sm.Ops.Open++
@@ -118,30 +104,42 @@ func (m *Machine) submit(idx int32) bool {
 	p.bytes += bytes
 	m.stats.Ops++
 	m.policy.Charge(r.peer, bytes)
-	m.record(Record{Kind: RecOp, Op: id, Bytes: bytes}, idx)
+	rec := m.record(r, RecOp)
+	rec.Op, rec.Bytes = id, bytes
 	m.step(idx, statemachine.Event{Kind: statemachine.OnSubmit})
+
+	e := m.plugin(PluginSubmit, r.backend, pl.epoch)
+	e.Op, e.S, e.D, e.Room, e.Peer, e.PeerInc, e.PeerEpoch = id, r.sm.Own, r.sm.Pair, r.id, r.peer, r.sm.Pair.Inc, r.epoch
+	e.SrcPool, e.DstPool, e.Source, e.Destination = c.pool, pt.pool, m.out.runs[start:mid:mid], tail(m.out.runs, mid)
+	e.LayerFrom, e.LayerTo, e.Priority, e.Bytes = c.layerFrom, c.layerTo, r.priority, bytes
 	for _, slot := range []int{slotTransfer, slotDeadline} {
-		if t := &m.rooms.at(idx).timers[slot]; t.class != noClock && (e.DeadlineIn == 0 || t.due-m.now < e.DeadlineIn) {
-			e.DeadlineIn = max(t.due-m.now, 1)
+		if left := r.timers[slot].due - m.now; r.class[slot] != noClock && (e.DeadlineIn == 0 || left < e.DeadlineIn) {
+			e.DeadlineIn = max(left, 1)
 		}
 	}
-	m.plugin(e)
-	if r := m.rooms.at(idx); r.held > 0 {
+	c.off += took
+	if c.off == c.pages {
+		kk.head = c.next
+		m.freeRuns(c.runs)
+		m.chunks.del(ci)
+	}
+	if r.held > 0 {
 		m.policy.Add(idx, r.peer, r.held, r.priority, m.now)
 	} else {
 		m.policy.Remove(idx)
 	}
-	m.tell(idx)
+	m.tell(r)
 	return true
 }
+
+func opID(o int32, gen uint32) OpID { return OpID(uint64(gen)<<32 | uint64(uint32(o))) }
 
 // progressEvery paces Progress while bytes grow: well below any stall clock that the judge may have.
 const progressEvery = 100 * time.Millisecond
 
 // tell sends Progress when what the judge must know changed: ops outstanding or not, or bytes grew and
 // progressEvery has passed.
-func (m *Machine) tell(idx int32) {
-	r := m.rooms.at(idx)
+func (m *Machine) tell(r *room) {
 	if r.sm.Role != statemachine.Source || r.sm.State != statemachine.Confirmed {
 		return
 	}
@@ -152,13 +150,14 @@ func (m *Machine) tell(idx int32) {
 	if r.peer == nilPeer {
 		return
 	}
-	m.sendTo(r.peer, Frame{Kind: FrameProgress, Room: r.id, S: r.sm.Own, D: r.sm.Pair, Bytes: r.moved + r.flight, Outstanding: r.outstanding})
+	if f := m.frameTo(r.peer, FrameProgress); f != nil {
+		f.Room, f.S, f.D, f.Bytes, f.Outstanding = r.id, r.sm.Own, r.sm.Pair, r.moved+r.flight, r.outstanding
+	}
 }
 
 // cancel drops the held chunks of an ended source and aborts what a plugin has of it.
-func (m *Machine) cancel(idx int32) {
+func (m *Machine) cancel(idx int32, r *room) {
 	m.policy.Remove(idx)
-	r := m.rooms.at(idx)
 	r.held, r.parked = 0, false
 	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
 		k := m.ranks.at(i)
@@ -172,7 +171,8 @@ func (m *Machine) cancel(idx int32) {
 	}
 	for o := r.ops; o != nil32; o = m.ops.at(o).next {
 		if oo := m.ops.at(o); oo.state == opOpen {
-			m.plugin(PluginEffect{Kind: PluginAbort, Backend: m.name(oo.backend), Epoch: oo.epoch, Room: r.id, Op: OpID(uint64(oo.gen)<<32 | uint64(uint32(o)))})
+			p := m.plugin(PluginAbort, oo.backend, oo.epoch)
+			p.Room, p.Op = r.id, opID(o, oo.gen)
 		}
 	}
 }
@@ -180,7 +180,7 @@ func (m *Machine) cancel(idx int32) {
 // opOf resolves an op id; nil32 when the op is known to be quiet, or never was.
 func (m *Machine) opOf(id OpID) int32 {
 	o := int32(uint32(id))
-	if o < 0 || int(o) >= len(m.ops.items) || m.ops.at(o).gen != uint32(id>>32) || m.ops.at(o).state == 0 {
+	if o < 0 || int(o) >= m.ops.len() || m.ops.at(o).gen != uint32(id>>32) || m.ops.at(o).state == 0 {
 		return nil32
 	}
 	return o
@@ -204,8 +204,8 @@ func (m *Machine) opProgress(e *Event) {
 	r := m.rooms.at(idx)
 	r.flight += grown
 	if r.sm.State == statemachine.Confirmed {
-		m.arm(idx, slotPhase, clkStallSrc)
-		m.tell(idx)
+		m.arm(idx, r, slotPhase, clkStallSrc)
+		m.tell(r)
 	}
 }
 
@@ -230,7 +230,8 @@ func (m *Machine) opEnd(e *Event) {
 		k.ops.Linger++
 	}
 	r.outstanding = r.sm.Ops.Open > 0
-	m.record(Record{Kind: RecOpEnd, Op: e.Op, End: e.End, Bytes: e.Bytes, Detail: e.Detail}, idx)
+	rec := m.record(r, RecOpEnd)
+	rec.Op, rec.End, rec.Bytes, rec.Detail = e.Op, e.End, e.Bytes, e.Detail
 	m.stats.OpEnds[e.End&7]++
 	if e.End == EndDone {
 		r.moved += max(e.Bytes, 0)
@@ -238,11 +239,11 @@ func (m *Machine) opEnd(e *Event) {
 		m.heard(r.peer)
 		m.peer(r.peer).moved = m.now
 		if r.sm.State == statemachine.Confirmed {
-			m.disarm(idx, slotPhase) // progress: whichever clock follows starts anew
+			m.disarm(r, slotPhase) // progress: whichever clock follows starts anew
 		}
 		m.step(idx, statemachine.Event{Kind: statemachine.OnOps})
-		m.maybeComplete(idx)
-		m.tell(idx)
+		m.maybeComplete(idx, r)
+		m.tell(r)
 		return
 	}
 	why := e.Reason
@@ -295,8 +296,7 @@ func (m *Machine) opQuiesced(e *Event) {
 }
 
 // maybeComplete raises OnComplete when every rank sent its last and every op is Done.
-func (m *Machine) maybeComplete(idx int32) {
-	r := m.rooms.at(idx)
+func (m *Machine) maybeComplete(idx int32, r *room) {
 	if r.sm.State != statemachine.Confirmed || r.paged != r.size || r.held > 0 || r.sm.Ops.Open > 0 {
 		return
 	}
@@ -308,14 +308,32 @@ func (m *Machine) maybeComplete(idx int32) {
 	m.step(idx, statemachine.Event{Kind: statemachine.OnComplete})
 }
 
+// backend is the plugin of a backend of this engine; nil when none has come up yet. There are few.
+func (m *Machine) backend(id int32) *plugin {
+	for i := range m.plugins {
+		if m.plugins[i].backend == id {
+			return &m.plugins[i]
+		}
+	}
+	return nil
+}
+
+func (m *Machine) addBackend(id int32) *plugin {
+	if pl := m.backend(id); pl != nil {
+		return pl
+	}
+	m.plugins = append(m.plugins, plugin{backend: id})
+	return &m.plugins[len(m.plugins)-1]
+}
+
 // pluginUp: a new epoch serves. Rooms that waited for one go on.
 func (m *Machine) pluginUp(e *Event) {
 	b := m.intern(e.Backend)
-	m.plugins[b] = &plugin{epoch: e.Epoch, up: true, receiverChecked: e.ReceiverChecked, maxOp: e.MaxOpBytes}
+	*m.addBackend(b) = plugin{backend: b, epoch: e.Epoch, up: true, receiverChecked: e.ReceiverChecked, maxOp: e.MaxOpBytes}
 	m.unpark()
 	m.eachRoom(func(idx int32) {
 		if r := m.rooms.at(idx); r.sm.State == statemachine.Registered && r.backend == nil32 {
-			m.resync(idx)
+			m.resync(idx, r)
 		}
 	})
 }
@@ -324,12 +342,12 @@ func (m *Machine) pluginUp(e *Event) {
 // are registered with it or bound to it end (R6).
 func (m *Machine) pluginLost(e *Event) {
 	b := m.intern(e.Backend)
-	if pl := m.plugins[b]; pl != nil && pl.epoch == e.Epoch {
+	if pl := m.backend(b); pl != nil && pl.epoch == e.Epoch {
 		pl.up = false
 	}
 	m.stats.PluginsLost++
-	for o := range m.ops.items {
-		oo := &m.ops.items[o]
+	for o := range int32(m.ops.len()) {
+		oo := m.ops.at(o)
 		if oo.state == 0 || oo.state == opDead || oo.backend != b || oo.epoch != e.Epoch {
 			continue
 		}
@@ -368,8 +386,8 @@ func (m *Machine) pluginLost(e *Event) {
 // pluginFenced: that epoch is provably gone. Its ops are quiet here, its registered pages are fenced.
 func (m *Machine) pluginFenced(e *Event) {
 	b := m.intern(e.Backend)
-	for o := range m.ops.items {
-		oo := &m.ops.items[o]
+	for o := range int32(m.ops.len()) {
+		oo := m.ops.at(o)
 		if oo.state != opDead || oo.backend != b || oo.epoch != e.Epoch {
 			continue
 		}
@@ -379,7 +397,7 @@ func (m *Machine) pluginFenced(e *Event) {
 		k.ops.Dead--
 		r.sm.Ops.Lost++
 		k.ops.Lost++
-		m.freeOp(int32(o))
+		m.freeOp(o)
 		m.step(idx, statemachine.Event{Kind: statemachine.OnOps})
 	}
 	m.eachRecord(func(idx int32, r *room) {
@@ -392,11 +410,8 @@ func (m *Machine) pluginFenced(e *Event) {
 // pluginDown: the backend will not come back by itself. Rooms that wait for it end.
 func (m *Machine) pluginDown(e *Event) {
 	b := m.intern(e.Backend)
-	if pl := m.plugins[b]; pl != nil {
-		pl.up, pl.down = false, true
-	} else {
-		m.plugins[b] = &plugin{down: true}
-	}
+	pl := m.addBackend(b)
+	pl.up, pl.down = false, true
 	m.unpark()
 	m.eachRoom(m.endIfDown)
 }
@@ -421,7 +436,7 @@ func (m *Machine) granted(e *Event) {
 	r.grant = granted
 	if r.confirmOwed && r.sm.State == statemachine.Bound {
 		r.confirmOwed = false
-		m.sendFrame(idx, &statemachine.Send{Kind: FrameConfirm, S: r.sm.Pair, D: r.sm.Own})
+		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameConfirm, S: r.sm.Pair, D: r.sm.Own})
 	}
 }
 

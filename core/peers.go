@@ -2,23 +2,31 @@ package core
 
 import (
 	"fmt"
-	"hash/crc32"
-	"time"
+	"math"
 
 	"github.com/terminus-kv/terminus/core/layout"
 	"github.com/terminus-kv/terminus/core/statemachine"
 )
 
 func (m *Machine) peer(id PeerID) *peer {
-	for int(id) >= len(m.peers) {
-		m.peers = append(m.peers, peer{})
+	if int(id) >= len(m.peers) {
+		m.meet(id)
 	}
 	return &m.peers[id]
 }
 
+func (m *Machine) meet(id PeerID) {
+	for int(id) >= len(m.peers) {
+		m.peers = append(m.peers, peer{tombs: graves{fifo: emptyFIFO}})
+	}
+}
+
 func (m *Machine) heard(id PeerID) {
 	p := m.peer(id)
-	p.heard, p.suspect = m.now, false
+	p.heard = m.now
+	if p.suspect || !p.known {
+		p.suspect, m.judgeAt = false, 0
+	}
 }
 
 // peerHello: the link is up. An older incarnation's openers end; then Resync.
@@ -27,6 +35,7 @@ func (m *Machine) peerHello(e *Event) {
 	newer := p.known && e.Inc != p.inc
 	p.node, p.inc, p.known, p.ready, p.dead, p.draining = e.Node, e.Inc, true, true, false, false
 	m.heard(e.Peer)
+	m.judgeAt = 0
 	if newer {
 		m.eachRecord(func(idx int32, r *room) {
 			if r.peer == e.Peer && !r.sm.Pair.IsZero() && r.sm.Pair.Inc != e.Inc {
@@ -38,34 +47,33 @@ func (m *Machine) peerHello(e *Event) {
 	m.forgetHolds(e.Peer) // Resync registers again what still stands
 	m.eachRecord(func(idx int32, r *room) {
 		if r.peer == e.Peer {
-			m.resync(idx)
+			m.resync(idx, r)
 		}
 	})
 }
 
 // resync re-sends what the protocol says after a Hello.
-func (m *Machine) resync(idx int32) {
-	r := m.rooms.at(idx)
+func (m *Machine) resync(idx int32, r *room) {
 	own, pair := r.sm.Own, r.sm.Pair
 	switch r.sm.State {
 	case statemachine.Offered, statemachine.Confirmed:
-		m.sendFrame(idx, &statemachine.Send{Kind: FrameBound, S: own, D: pair, Att: r.sm.Att})
-		if r := m.rooms.at(idx); r.sm.Started { // or the judge's stall clock runs on what was said last
+		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameBound, S: own, D: pair, Att: r.sm.Att})
+		if r.sm.Started { // or the judge's stall clock runs on what was said last
 			r.told = !r.outstanding
-			m.tell(idx)
+			m.tell(r)
 		}
 	case statemachine.Committed:
-		m.sendFrame(idx, &statemachine.Send{Kind: FrameRankEnd, S: own, D: pair, Quiet: r.sm.RankQuiet})
+		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameRankEnd, S: own, D: pair, Quiet: r.sm.RankQuiet})
 	case statemachine.Opened:
-		m.sayQueued(idx)
+		m.sayQueued(idx, r)
 	case statemachine.Registered:
-		m.sendFrame(idx, &statemachine.Send{Kind: FrameRegister, D: own, Att: r.sm.Att})
+		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameRegister, D: own, Att: r.sm.Att})
 	case statemachine.Bound:
-		m.sendFrame(idx, &statemachine.Send{Kind: FrameConfirm, S: pair, D: own})
+		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameConfirm, S: pair, D: own})
 	case statemachine.Ended:
 		if r.sm.Role == statemachine.Destination && r.sm.Rung != statemachine.NoRung && pair.Inc == m.peer(r.peer).inc {
 			s := r.sm.Repeat()
-			m.sendFrame(idx, &s)
+			m.sendFrame(idx, r, &s)
 		}
 	}
 }
@@ -85,18 +93,29 @@ func (m *Machine) peerGone(e *Event) {
 	})
 }
 
-// judgePeers ends the rooms of peers that have been silent too long.
+// judgePeers ends the rooms of peers that have been silent too long. It looks only when that can be.
 func (m *Machine) judgePeers() {
+	if m.now < m.judgeAt {
+		return
+	}
+	suspect, dead := int64(m.cfg.Clocks.PeerSuspect), int64(m.cfg.Clocks.PeerDead)
+	m.judgeAt = math.MaxInt64
 	for i := range m.peers {
 		p := &m.peers[i]
 		if !p.known || p.dead {
 			continue
 		}
-		silent := time.Duration(m.now - p.heard)
-		p.suspect = silent > m.cfg.Clocks.PeerSuspect
-		if silent > m.cfg.Clocks.PeerDead {
+		silent := m.now - p.heard
+		p.suspect = silent > suspect
+		if silent > dead {
 			m.peerDead(PeerID(i))
+			continue
 		}
+		due := p.heard + dead + 1
+		if !p.suspect {
+			due = min(due, p.heard+suspect+1)
+		}
+		m.judgeAt = min(m.judgeAt, due)
 	}
 }
 
@@ -160,17 +179,16 @@ func (m *Machine) peerGroup(e *Event) {
 		case g.size != int32(r.size):
 			m.end(idx, statemachine.LayoutMismatch, fmt.Sprintf("group %q has %d ranks, this one %d", e.Group, g.size, r.size))
 		case r.sm.Role == statemachine.Destination && (!met || r.sm.State == statemachine.Registered && r.backend == nil32):
-			m.resync(idx) // it waited for the group; else Hello has said it already
+			m.resync(idx, r) // it waited for the group; else Hello has said it already
 			m.endIfDown(idx)
 		}
 	})
 }
 
 // sayQueued tells the source engine that the destination is open and waits for memory.
-func (m *Machine) sayQueued(idx int32) {
-	r := m.rooms.at(idx)
+func (m *Machine) sayQueued(idx int32, r *room) {
 	if r.sm.Role == statemachine.Destination && r.sm.State == statemachine.Opened {
-		m.sendFrame(idx, &statemachine.Send{Kind: FrameQueued, D: r.sm.Own, Att: r.sm.Att})
+		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameQueued, D: r.sm.Own, Att: r.sm.Att})
 	}
 }
 
@@ -190,14 +208,14 @@ func (m *Machine) frame(from PeerID, f *Frame) {
 	}
 	switch f.Kind {
 	case FrameQueued, FrameRegister, FrameConfirm, FrameVerdict:
-		m.toSource(from, f, e)
+		m.toSource(from, f, &e)
 	case FrameBound, FrameProgress, FrameRankEnd, FrameDrained:
-		m.toDestination(from, f, e)
+		m.toDestination(from, f, &e)
 	case FrameAbort:
 		if f.S.IsZero() && !f.D.IsZero() && !m.returned(from, f) {
-			m.toSource(from, f, e)
+			m.toSource(from, f, &e)
 		} else {
-			m.toDestination(from, f, e)
+			m.toDestination(from, f, &e)
 		}
 	default:
 		m.stats.Dropped++ // group frames: groups that span engines are refused
@@ -214,35 +232,62 @@ func (m *Machine) returned(from PeerID, f *Frame) bool {
 	if m.peer(from).inc != m.cfg.Incarnation {
 		return true
 	}
-	d := m.byOwn(roomKey{f.Room, statemachine.Destination}, f.D)
+	d := m.byOwn(keyOf(f.Room, statemachine.Destination), f.D)
 	return d != nil32 && m.rooms.at(d).sm.State.Live()
 }
 
-// first returns the first record that one of the predicates accepts, in the predicates' order.
-func (m *Machine) first(k roomKey, fits ...func(*statemachine.Record) bool) int32 {
-	for _, fit := range fits {
-		if i := m.find(k, fit); i != nil32 {
-			return i
+// first returns the record of a key that a frame concerns most by rank, 0 before all; of equals the
+// newest. A rank of none does not count.
+func (m *Machine) first(k roomKey, f *Frame, rank func(*statemachine.Record, *Frame) int) int32 {
+	best, at := none, nil32
+	for i := m.head(k); i != nil32 && best > 0; i = m.rooms.at(i).next {
+		if n := rank(&m.rooms.at(i).sm, f); n < best {
+			best, at = n, i
 		}
 	}
-	return nil32
+	return at
 }
 
-func (m *Machine) toSource(from PeerID, f *Frame, e statemachine.Event) {
-	key := roomKey{f.Room, statemachine.Source}
-	live := func(r *statemachine.Record) bool { return r.State.Live() }
+const none = 4
+
+// sourceRank is the precedence of docs/protocol.md for frames that do not name the source.
+func sourceRank(r *statemachine.Record, f *Frame) int {
+	ended := r.State == statemachine.Ended
+	switch {
+	case !ended && r.Pair == f.D:
+		return 0
+	case ended && r.Pair == f.D:
+		return 1
+	case ended && r.Pair.IsZero() && r.Att == f.Att && f.Kind != FrameQueued:
+		return 2
+	case !ended:
+		return 3
+	}
+	return none
+}
+
+// destinationRank is the same for Abort(s, 0).
+func destinationRank(r *statemachine.Record, f *Frame) int {
+	ended := r.State == statemachine.Ended
+	switch {
+	case !ended && r.Att == f.Att:
+		return 0
+	case ended && r.Att == f.Att:
+		return 1
+	case !ended:
+		return 2
+	}
+	return none
+}
+
+func (m *Machine) toSource(from PeerID, f *Frame, e *statemachine.Event) {
+	key := keyOf(f.Room, statemachine.Source)
 	var idx int32
 	switch f.Kind {
 	case FrameConfirm, FrameVerdict:
 		idx = m.byOwn(key, f.S)
 	default:
-		idx = m.first(key,
-			func(r *statemachine.Record) bool { return r.State.Live() && r.Pair == f.D },
-			func(r *statemachine.Record) bool { return r.State == statemachine.Ended && r.Pair == f.D },
-			func(r *statemachine.Record) bool {
-				return r.State == statemachine.Ended && r.Pair.IsZero() && r.Att == f.Att && f.Kind != FrameQueued
-			},
-			live)
+		idx = m.first(key, f, sourceRank)
 	}
 	if idx == nil32 {
 		m.absent(from, statemachine.Source, f, e)
@@ -253,7 +298,7 @@ func (m *Machine) toSource(from PeerID, f *Frame, e statemachine.Event) {
 		m.stats.Dropped++ // another engine speaks for this pair
 		return
 	}
-	m.record(Record{Kind: RecFrameIn, Frame: f.Kind}, idx)
+	m.record(r, RecFrameIn).Frame = f.Kind
 	if f.Kind == FrameQueued {
 		if (r.sm.State == statemachine.Unbound || r.sm.State == statemachine.Offered) && f.Att == r.sm.Att {
 			r.peerQueued = true
@@ -261,81 +306,79 @@ func (m *Machine) toSource(from PeerID, f *Frame, e statemachine.Event) {
 				r.peer = from
 			}
 		}
-		m.step(idx, e)
+		m.step(idx, *e)
 		return
 	}
 	if f.Kind == FrameRegister && r.sm.State == statemachine.Unbound && f.Att == r.sm.Att {
 		if r.peerGroup != nil32 && m.name(r.peerGroup) != f.Group {
-			m.sendTo(from, Frame{Kind: FrameAbort, Room: f.Room, D: f.D, Att: f.Att, Reason: statemachine.StaleRoom})
+			m.sendStale(from, f.Room, f.D, f.Att)
 			m.stats.Dropped++
 			return
 		}
 		r.peerQueued = false
 		if !r.sm.Admitted { // see open
 			m.step(idx, statemachine.Event{Kind: statemachine.OnAdmit})
-			r = m.rooms.at(idx)
 		}
 	}
 	old := r.sm.State
 	if r.sm.Pair.IsZero() && f.Att == r.sm.Att {
-		m.setPeer(idx, from)
+		m.setPeer(idx, r, from)
 	}
 	if f.Kind == FrameRegister {
 		m.registering = idx
 	}
-	m.stepFrame(idx, from, f, e)
+	m.stepFrame(idx, r, from, f, e)
 	m.registering = nil32
-	r = m.rooms.at(idx)
 	switch {
 	case f.Kind == FrameRegister && r.sm.State == statemachine.Offered && r.sm.Pair == f.D && !r.havePages:
-		m.takePages(idx, from, f)
+		m.takePages(idx, r, from, f)
 	case f.Kind == FrameConfirm && old == statemachine.Offered && r.sm.State == statemachine.Confirmed:
 		if !r.havePages {
-			m.takePages(idx, from, f)
+			m.takePages(idx, r, from, f)
 		}
-		r = m.rooms.at(idx)
 		r.clockLog2 = min(f.ClockLog2, logs-1)
 		if r.sm.State == statemachine.Confirmed {
-			m.ready(idx)
-			m.maybeComplete(idx)
+			m.ready(idx, r)
+			m.maybeComplete(idx, r)
 		}
 	}
 }
 
 // stepFrame is step for a frame: what the transition asks to remember comes from the frame.
-func (m *Machine) stepFrame(idx int32, from PeerID, f *Frame, e statemachine.Event) {
-	r := m.rooms.at(idx)
-	old := r.sm
-	next, o := statemachine.Step(old, e)
-	r.sm = next
-	if old.State.Live() && next.State == statemachine.Ended && (f.Kind == FrameVerdict || f.Kind == FrameAbort) && m.details[idx] == "" && next.ByPeer {
-		m.details[idx] = "said by " + m.peer(from).node
+func (m *Machine) stepFrame(idx int32, r *room, from PeerID, f *Frame, e *statemachine.Event) {
+	was := standing{r.sm.State, r.sm.Admitted}
+	o := m.emptyOut()
+	r.sm.Step(e, o)
+	if was.state.Live() && r.sm.State == statemachine.Ended && (f.Kind == FrameVerdict || f.Kind == FrameAbort) && r.detail == nil32 && r.sm.ByPeer {
+		m.explain(idx, "said by "+m.peer(from).node)
 	}
-	m.remember(from, f, next.Role, &o)
-	m.settle(idx, &old, &o)
+	if o.Do != 0 {
+		m.remember(from, f, r.sm.Role, o)
+	}
+	m.settle(idx, r, was, o)
 }
 
 // absent answers a frame for which there is no record.
-func (m *Machine) absent(from PeerID, role statemachine.Role, f *Frame, e statemachine.Event) {
-	_, o := statemachine.Step(statemachine.Record{Role: role}, e)
-	m.remember(from, f, role, &o)
+func (m *Machine) absent(from PeerID, role statemachine.Role, f *Frame, e *statemachine.Event) {
+	o := m.emptyOut()
+	(&statemachine.Record{Role: role}).Step(e, o)
+	m.remember(from, f, role, o)
 	if o.Do&statemachine.DoDrop != 0 {
 		m.stats.Dropped++
 	}
 	for i := range o.N {
 		s := &o.Sends[i]
-		m.sendTo(from, Frame{Kind: s.Kind, Room: f.Room, S: s.S, D: s.D, Att: f.Att, Outcome: s.Outcome, Reason: s.Reason})
+		if a := m.frameTo(from, s.Kind); a != nil {
+			a.Room, a.S, a.D, a.Att, a.Outcome, a.Reason = f.Room, s.S, s.D, f.Att, s.Outcome, s.Reason
+		}
 	}
 }
 
-func (m *Machine) toDestination(from PeerID, f *Frame, e statemachine.Event) {
-	key := roomKey{f.Room, statemachine.Destination}
+func (m *Machine) toDestination(from PeerID, f *Frame, e *statemachine.Event) {
+	key := keyOf(f.Room, statemachine.Destination)
 	var idx int32
 	if f.Kind == FrameAbort && f.D.IsZero() {
-		idx = m.first(key,
-			func(r *statemachine.Record) bool { return r.State.Live() && r.Att == f.Att },
-			func(r *statemachine.Record) bool { return r.State == statemachine.Ended && r.Att == f.Att },
-			func(r *statemachine.Record) bool { return r.State.Live() })
+		idx = m.first(key, f, destinationRank)
 	} else {
 		idx = m.byOwn(key, f.D)
 	}
@@ -348,7 +391,8 @@ func (m *Machine) toDestination(from PeerID, f *Frame, e statemachine.Event) {
 		m.stats.Dropped++ // another engine than the one that was asked
 		return
 	}
-	m.record(Record{Kind: RecFrameIn, Frame: f.Kind, Bytes: f.Bytes}, idx)
+	rec := m.record(r, RecFrameIn)
+	rec.Frame, rec.Bytes = f.Kind, f.Bytes
 	switch f.Kind {
 	case FrameBound:
 		if r.sm.State == statemachine.Registered {
@@ -357,26 +401,26 @@ func (m *Machine) toDestination(from PeerID, f *Frame, e statemachine.Event) {
 		}
 		r.wantPages = f.NeedPages
 	case FrameRankEnd:
-		e.Complete = m.completes(idx, f)
+		e.Complete = m.completes(r, f)
 		if r.sm.State == statemachine.Bound && r.sm.Pair == f.S {
 			if e.Complete {
-				m.aux[idx] = auxRecord{data: f.Aux, crc: f.CRC}
+				m.setAux(r, auxRecord{data: f.Aux, crc: f.CRC})
 				r.moved = r.total
-			} else if m.details[idx] == "" {
-				m.details[idx] = "RankEnd of " + m.peer(from).node + " does not match the pages that were registered"
+			} else if r.detail == nil32 {
+				m.explain(idx, "RankEnd of "+m.peer(from).node+" does not match the pages that were registered")
 			}
 		}
 	case FrameProgress:
 		if r.sm.State == statemachine.Bound && r.sm.Pair == f.S {
 			if f.Outstanding && f.Bytes > r.moved { // a byte counter that grows renews the stall clock
-				m.disarm(idx, slotPhase)
+				m.disarm(r, slotPhase)
 				m.peer(from).moved = m.now
 			}
 			r.moved = max(r.moved, f.Bytes)
 			r.outstanding = f.Outstanding
 		}
 	}
-	m.stepFrame(idx, from, f, e)
+	m.stepFrame(idx, r, from, f, e)
 }
 
 // transferLog2 is the length of the transfer clock, fixed by the judge at bind.
@@ -390,18 +434,17 @@ func (m *Machine) transferLog2(bytes int64) uint8 {
 
 // completes is rule R11 over one RankEnd: every rank of the source reported, each part's pages are
 // exactly those registered, and the aux record is whole.
-func (m *Machine) completes(idx int32, f *Frame) bool {
-	r := m.rooms.at(idx)
-	if len(f.Sent) != int(r.size) || crc32.Checksum(f.Aux, castagnoli) != f.CRC {
+func (m *Machine) completes(r *room, f *Frame) bool {
+	if len(f.Sent) != int(r.size) || checksum(f.Aux) != f.CRC {
 		return false
 	}
-	seen := make([]bool, r.size)
+	m.seen = append(m.seen[:0], make([]bool, r.size)...)
 	for i := range f.Sent {
 		s := &f.Sent[i]
-		if s.Rank < 0 || s.Rank >= int32(r.size) || seen[s.Rank] {
+		if s.Rank < 0 || s.Rank >= int32(r.size) || m.seen[s.Rank] {
 			return false
 		}
-		seen[s.Rank] = true
+		m.seen[s.Rank] = true
 	}
 	for p := r.dst; p != nil32; p = m.parts.at(p).next {
 		pt := m.parts.at(p)
@@ -411,7 +454,7 @@ func (m *Machine) completes(idx int32, f *Frame) bool {
 	}
 	for i := range f.Sent {
 		for _, ps := range f.Sent[i].Parts {
-			if ps.Pages < 0 || ps.Pages != 0 && m.part(idx, f.Sent[i].Rank, ps.Ordinal) == nil32 {
+			if ps.Pages < 0 || ps.Pages != 0 && m.part(r, f.Sent[i].Rank, ps.Ordinal) == nil32 {
 				return false
 			}
 		}
@@ -434,8 +477,8 @@ func sentPages(f *Frame, rankNo, ordinal int32) int64 {
 	return n
 }
 
-func (m *Machine) part(idx, rankNo, ordinal int32) int32 {
-	for p := m.rooms.at(idx).dst; p != nil32; p = m.parts.at(p).next {
+func (m *Machine) part(r *room, rankNo, ordinal int32) int32 {
+	for p := r.dst; p != nil32; p = m.parts.at(p).next {
 		if pt := m.parts.at(p); pt.rank == rankNo && pt.ordinal == ordinal {
 			return p
 		}
@@ -445,8 +488,7 @@ func (m *Machine) part(idx, rankNo, ordinal int32) int32 {
 
 // takePages keeps the destination's page lists of a Register or Confirm, checked against the pools
 // that the peer announced. What does not fit ends the room.
-func (m *Machine) takePages(idx int32, from PeerID, f *Frame) {
-	r := m.rooms.at(idx)
+func (m *Machine) takePages(idx int32, r *room, from PeerID, f *Frame) {
 	r.peer, r.epoch = from, f.Epoch
 	b, ok := m.learn(f.Backend)
 	if !ok {
@@ -469,62 +511,47 @@ func (m *Machine) takePages(idx int32, from PeerID, f *Frame) {
 			return
 		}
 		for j := range rp.Parts {
-			pp := &rp.Parts[j]
-			where := fmt.Sprintf("%s.ranks[%d].parts[%d]", f.Kind, i, j)
-			rpool, ok := m.remotePools[remotePool{from, pp.Pool}]
-			if !ok {
-				m.end(idx, statemachine.Protocol, fmt.Sprintf("%s.pool: %s has not announced pool %d", where, m.peer(from).node, pp.Pool))
+			if why := m.takePart(r, from, rp.Rank, &rp.Parts[j]); why != "" {
+				m.end(idx, statemachine.Protocol, fmt.Sprintf("%s.ranks[%d].parts[%d]%s", f.Kind, i, j, why))
 				return
 			}
-			if err := layout.Check(pp.Runs, rpool.pages); err != nil {
-				m.end(idx, statemachine.Protocol, where+": "+err.Error())
-				return
-			}
-			n := layout.Pages(pp.Runs)
-			if n > int64(rpool.pages) {
-				m.end(idx, statemachine.Protocol, fmt.Sprintf("%s: %d pages of a pool of %d", where, n, rpool.pages))
-				return
-			}
-			if pp.Prefix < 0 || int64(pp.Prefix) > n || m.part(idx, rp.Rank, pp.Ordinal) != nil32 {
-				m.end(idx, statemachine.Protocol, where+": prefix out of range, or the pool is named twice")
-				return
-			}
-			r.dst = m.parts.add(part{next: r.dst, runs: m.putRuns(pp.Runs), rank: rp.Rank, ordinal: pp.Ordinal, pages: int32(n), prefix: pp.Prefix, pool: pp.Pool})
 		}
 	}
 	r.havePages = true
 }
 
+// takePart keeps one list; it says what is wrong with it, or nothing.
+func (m *Machine) takePart(r *room, from PeerID, rankNo int32, pp *PartPages) (why string) {
+	rpool, ok := m.remotePools[remotePool{from, pp.Pool}]
+	if !ok {
+		return fmt.Sprintf(".pool: %s has not announced pool %d", m.peer(from).node, pp.Pool)
+	}
+	if err := layout.Check(pp.Runs, rpool.pages); err != nil {
+		return ": " + err.Error()
+	}
+	n := layout.Pages(pp.Runs)
+	if n > int64(rpool.pages) {
+		return fmt.Sprintf(": %d pages of a pool of %d", n, rpool.pages)
+	}
+	if pp.Prefix < 0 || int64(pp.Prefix) > n || m.part(r, rankNo, pp.Ordinal) != nil32 {
+		return ": prefix out of range, or the pool is named twice"
+	}
+	r.dst = m.parts.add(part{next: r.dst, runs: m.putRuns(pp.Runs), rank: rankNo, ordinal: pp.Ordinal, pages: int32(n), prefix: pp.Prefix, pool: pp.Pool})
+	return ""
+}
+
 // sendFrame completes what a transition asks to send and queues it.
-func (m *Machine) sendFrame(idx int32, s *statemachine.Send) {
-	r := m.rooms.at(idx)
-	f := Frame{Kind: s.Kind, Room: r.id, S: s.S, D: s.D, Att: r.sm.Att, Outcome: s.Outcome, Reason: s.Reason, Quiet: s.Quiet}
+func (m *Machine) sendFrame(idx int32, r *room, s *statemachine.Send) {
 	switch s.Kind {
-	case FrameQueued:
-		f.Group, f.PeerGroup = m.name(r.group), m.name(r.peerGroup)
 	case FrameRegister:
-		if !m.place(idx) {
+		if !m.place(idx, r) {
 			return
 		}
-		r = m.rooms.at(idx)
-		f.Group, f.PeerGroup = m.name(r.group), m.name(r.peerGroup)
-		f.Backend, f.Epoch, f.Ranks = m.name(r.backend), r.epoch, m.pageLists(idx)
-	case FrameBound:
-		f.NeedPages = !r.havePages && m.registering != idx // a Register that is being handled brings them
 	case FrameConfirm:
 		if r.grant == grantAsked {
 			r.confirmOwed = true
 			return
 		}
-		f.ClockLog2 = r.clockLog2
-		if r.wantPages {
-			f.Backend, f.Epoch, f.Ranks = m.name(r.backend), r.epoch, m.pageLists(idx)
-			f.Group = m.name(r.group)
-		}
-	case FrameRankEnd:
-		f.Sent = m.sent(idx)
-		a := m.aux[idx]
-		f.Aux, f.CRC = a.data, a.crc
 	}
 	if r.peer == nilPeer {
 		return
@@ -536,23 +563,51 @@ func (m *Machine) sendFrame(idx int32, s *statemachine.Send) {
 	if p := m.peer(r.peer); !target.IsZero() && p.known && target.Inc != p.inc {
 		return // an older incarnation cannot hear
 	}
-	m.record(Record{Kind: RecFrameOut, Frame: f.Kind}, idx)
-	m.sendTo(r.peer, f)
-}
-
-func (m *Machine) sendTo(to PeerID, f Frame) {
-	if to == nilPeer || !m.peer(to).ready {
-		m.stats.Unsent++
+	m.record(r, RecFrameOut).Frame = s.Kind
+	f := m.frameTo(r.peer, s.Kind)
+	if f == nil {
 		return
 	}
-	m.stats.FramesOut[f.Kind]++
-	m.out.Frames = append(m.out.Frames, FrameEffect{Peer: to, Frame: f, Urgent: f.Kind == FrameAbort || f.Kind == FrameVerdict})
+	f.Room, f.S, f.D, f.Att, f.Outcome, f.Reason, f.Quiet = r.id, s.S, s.D, r.sm.Att, s.Outcome, s.Reason, s.Quiet
+	switch s.Kind {
+	case FrameQueued:
+		f.Group, f.PeerGroup = m.name(r.group), m.name(r.peerGroup)
+	case FrameRegister:
+		f.Group, f.PeerGroup = m.name(r.group), m.name(r.peerGroup)
+		f.Backend, f.Epoch, f.Ranks = m.name(r.backend), r.epoch, m.pageLists(r)
+	case FrameBound:
+		f.NeedPages = !r.havePages && m.registering != idx // a Register that is being handled brings them
+	case FrameConfirm:
+		f.ClockLog2 = r.clockLog2
+		if r.wantPages {
+			f.Backend, f.Epoch, f.Ranks = m.name(r.backend), r.epoch, m.pageLists(r)
+			f.Group = m.name(r.group)
+		}
+	case FrameRankEnd:
+		f.Sent = m.sent(r)
+		if r.aux != nil32 {
+			a := m.auxes.at(r.aux)
+			f.Aux, f.CRC = a.data, a.crc
+		}
+	}
+}
+
+// frameTo queues a frame of a kind; nil when the peer's link is not ready. The caller completes it before
+// the next one.
+func (m *Machine) frameTo(to PeerID, kind FrameKind) *Frame {
+	if to == nilPeer || !m.peer(to).ready {
+		m.stats.Unsent++
+		return nil
+	}
+	m.stats.FramesOut[kind]++
+	f := next(&m.out.Frames)
+	f.Peer, f.Urgent, f.Frame.Kind = to, kind == FrameAbort || kind == FrameVerdict, kind
+	return &f.Frame
 }
 
 // place chooses the backend for a destination's pages, once, and asks the plugin to grant them. It
 // returns false while the peer's group, or a plugin, is not there yet.
-func (m *Machine) place(idx int32) bool {
-	r := m.rooms.at(idx)
+func (m *Machine) place(idx int32, r *room) bool {
 	if r.backend != nil32 {
 		return true
 	}
@@ -561,52 +616,60 @@ func (m *Machine) place(idx int32) bool {
 		return false
 	}
 	for _, b := range g.backends {
-		pl := m.plugins[b]
+		pl := m.backend(b)
 		if pl == nil || !pl.up {
 			continue
 		}
 		r.backend, r.epoch, r.peer = b, pl.epoch, g.peer
 		if pl.receiverChecked {
 			r.grant = grantAsked
-			e := PluginEffect{Kind: PluginGrant, Backend: m.name(b), Epoch: pl.epoch, Room: r.id, D: r.sm.Own, Grant: m.grantID(idx)}
+			e := m.plugin(PluginGrant, b, pl.epoch)
+			e.Room, e.D, e.Grant = r.id, r.sm.Own, grantID(idx, r)
+			first := len(m.out.grantParts)
 			for p := r.dst; p != nil32; p = m.parts.at(p).next {
-				pt := m.parts.at(p)
-				e.Parts = append(e.Parts, GrantPart{Pool: pt.pool, Runs: m.getRuns(nil, pt.runs)})
+				m.out.grantParts = append(m.out.grantParts, GrantPart{Pool: m.parts.at(p).pool, Runs: m.effectRuns(m.parts.at(p).runs)})
 			}
-			m.plugin(e)
+			e.Parts = tail(m.out.grantParts, first)
 		}
 		return true
 	}
 	return false
 }
 
+// effectRuns is a stored page list in the memory of the effects.
+func (m *Machine) effectRuns(head int32) []layout.Run {
+	n := len(m.out.runs)
+	m.out.runs = m.getRuns(m.out.runs, head)
+	return tail(m.out.runs, n)
+}
+
 // pageLists are the pages of every destination rank, as Register carries them.
-func (m *Machine) pageLists(idx int32) []RankPages {
-	r := m.rooms.at(idx)
-	out := make([]RankPages, r.size)
-	for i := range out {
-		out[i].Rank = int32(i)
+func (m *Machine) pageLists(r *room) []RankPages {
+	first := len(m.out.ranks)
+	for i := range int32(r.size) {
+		n := len(m.out.parts)
+		for p := r.dst; p != nil32; p = m.parts.at(p).next {
+			if pt := m.parts.at(p); pt.rank == i {
+				m.out.parts = append(m.out.parts, PartPages{Ordinal: pt.ordinal, Pool: pt.pool, Prefix: pt.prefix, Runs: m.effectRuns(pt.runs)})
+			}
+		}
+		m.out.ranks = append(m.out.ranks, RankPages{Rank: i, Parts: tail(m.out.parts, n)})
 	}
-	for p := r.dst; p != nil32; p = m.parts.at(p).next {
-		pt := m.parts.at(p)
-		out[pt.rank].Parts = append(out[pt.rank].Parts, PartPages{Ordinal: pt.ordinal, Pool: pt.pool, Prefix: pt.prefix, Runs: m.getRuns(nil, pt.runs)})
-	}
-	return out
+	return tail(m.out.ranks, first)
 }
 
 // sent is what every source rank says it sent.
-func (m *Machine) sent(idx int32) []RankSent {
-	r := m.rooms.at(idx)
-	out := make([]RankSent, 0, r.size)
+func (m *Machine) sent(r *room) []RankSent {
+	first := len(m.out.sent)
 	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
 		k := m.ranks.at(i)
-		rs := RankSent{Rank: k.rank, Chunks: k.chunks}
+		n := len(m.out.sentParts)
 		for c := k.cursors; c != nil32; c = m.cursors.at(c).next {
-			rs.Parts = append(rs.Parts, PartSent{Ordinal: m.cursors.at(c).ordinal, Pages: int64(m.cursors.at(c).page)})
+			m.out.sentParts = append(m.out.sentParts, PartSent{Ordinal: m.cursors.at(c).ordinal, Pages: int64(m.cursors.at(c).page)})
 		}
-		out = append(out, rs)
+		m.out.sent = append(m.out.sent, RankSent{Rank: k.rank, Chunks: k.chunks, Parts: tail(m.out.sentParts, n)})
 	}
-	return out
+	return tail(m.out.sent, first)
 }
 
 // badFrame ends the live room that a malformed frame of its own peer names: what it meant to say is
@@ -621,7 +684,7 @@ func (m *Machine) badFrame(from PeerID, f *Frame, detail string) {
 		if own.IsZero() {
 			continue
 		}
-		if idx := m.byOwn(roomKey{f.Room, role}, own); idx != nil32 && m.rooms.at(idx).peer == from {
+		if idx := m.byOwn(keyOf(f.Room, role), own); idx != nil32 && m.rooms.at(idx).peer == from {
 			m.end(idx, statemachine.Protocol, fmt.Sprintf("%s of %s: %s", f.Kind, m.peer(from).node, detail))
 		}
 	}

@@ -1,7 +1,6 @@
 package core
 
 import (
-	"container/heap"
 	"slices"
 	"time"
 )
@@ -20,6 +19,9 @@ type Policy interface {
 	Charge(peer PeerID, bytes int64)
 	// Len is the number of rooms held.
 	Len() int
+	// Hash is of all that decides what Next returns, except times. Rooms go by the names that name gives:
+	// the same rooms may have other numbers in another core.
+	Hash(name func(room int32) uint64) uint64
 	// Clone returns an independent copy.
 	Clone() Policy
 }
@@ -37,35 +39,28 @@ type SRF struct {
 	peers []peerQueue
 	order []PeerID // peers with rooms, in turn
 	turn  int
-	where map[int32]PeerID
+	items slab[queued]
+	where []int32 // by room: its item plus one, 0 when it is not queued
 	seq   uint64
 }
 
 // NewSRF returns the default policy.
-func NewSRF() *SRF {
-	return &SRF{Quantum: 16 << 20, AgeBound: 2 * time.Second, where: map[int32]PeerID{}}
-}
+func NewSRF() *SRF { return &SRF{Quantum: 16 << 20, AgeBound: 2 * time.Second} }
 
+// queued is a room that has something to submit.
 type queued struct {
 	room      int32
+	peer      PeerID
+	pos       int32 // in the peer's heap
+	newer     int32 // neighbours in the order of arrival
+	older     int32
 	priority  int32
 	remaining int64
 	added     int64
 	seq       uint64
 }
 
-// peerQueue is the rooms of one peer: a heap by (priority, remaining) and, for the age bound, the
-// rooms in order of arrival.
-type peerQueue struct {
-	heap    []queued
-	pos     map[int32]int
-	fifo    []int32 // arrival order; rooms that left are skipped
-	deficit int64
-}
-
-func (q *peerQueue) Len() int { return len(q.heap) }
-func (q *peerQueue) Less(i, j int) bool {
-	a, b := &q.heap[i], &q.heap[j]
+func (a *queued) before(b *queued) bool {
 	if a.priority != b.priority {
 		return a.priority > b.priority
 	}
@@ -74,63 +69,79 @@ func (q *peerQueue) Less(i, j int) bool {
 	}
 	return a.seq < b.seq
 }
-func (q *peerQueue) Swap(i, j int) {
-	q.heap[i], q.heap[j] = q.heap[j], q.heap[i]
-	q.pos[q.heap[i].room], q.pos[q.heap[j].room] = i, j
-}
-func (q *peerQueue) Push(x any) {
-	e := x.(queued)
-	q.pos[e.room] = len(q.heap)
-	q.heap = append(q.heap, e)
-}
-func (q *peerQueue) Pop() any {
-	n := len(q.heap) - 1
-	e := q.heap[n]
-	q.heap = q.heap[:n]
-	delete(q.pos, e.room)
-	return e
-}
 
-// oldest returns the room that arrived first, dropping from the list those that left.
-func (q *peerQueue) oldest() (queued, bool) {
-	for len(q.fifo) > 0 {
-		if i, ok := q.pos[q.fifo[0]]; ok {
-			return q.heap[i], true
-		}
-		q.fifo = q.fifo[1:]
-	}
-	return queued{}, false
+// peerQueue is the rooms of one peer: a heap by (priority, remaining) and, for the age bound, a list in
+// the order of arrival.
+type peerQueue struct {
+	heap           []int32
+	oldest, newest int32
+	deficit        int64
 }
 
 func (s *SRF) queue(p PeerID) *peerQueue {
 	for int(p) >= len(s.peers) {
-		s.peers = append(s.peers, peerQueue{})
+		s.peers = append(s.peers, peerQueue{oldest: nil32, newest: nil32})
 	}
-	q := &s.peers[p]
-	if q.pos == nil {
-		q.pos = map[int32]int{}
+	return &s.peers[p]
+}
+
+func (s *SRF) item(room int32) int32 {
+	if int(room) >= len(s.where) {
+		return nil32
 	}
-	return q
+	return s.where[room] - 1
+}
+
+// fix moves the item at position i of a heap to where it belongs.
+func (s *SRF) fix(heap []int32, i int) {
+	set := func(i int, x int32) {
+		heap[i] = x
+		s.items.at(x).pos = int32(i)
+	}
+	x := heap[i]
+	for i > 0 && s.items.at(x).before(s.items.at(heap[(i-1)/2])) {
+		set(i, heap[(i-1)/2])
+		i = (i - 1) / 2
+	}
+	for {
+		c := 2*i + 1
+		if c+1 < len(heap) && s.items.at(heap[c+1]).before(s.items.at(heap[c])) {
+			c++
+		}
+		if c >= len(heap) || !s.items.at(heap[c]).before(s.items.at(x)) {
+			break
+		}
+		set(i, heap[c])
+		i = c
+	}
+	set(i, x)
 }
 
 // Add implements Policy.
 func (s *SRF) Add(room int32, peer PeerID, remaining int64, priority int32, now int64) {
-	if p, ok := s.where[room]; ok && p != peer {
+	if x := s.item(room); x != nil32 {
+		if it := s.items.at(x); it.peer == peer {
+			it.remaining, it.priority = remaining, priority
+			s.fix(s.queue(peer).heap, int(it.pos))
+			return
+		}
 		s.Remove(room)
 	}
+	for int(room) >= len(s.where) {
+		s.where = append(s.where, 0)
+	}
 	q := s.queue(peer)
-	if i, ok := q.pos[room]; ok {
-		q.heap[i].remaining, q.heap[i].priority = remaining, priority
-		heap.Fix(q, i)
-		return
-	}
 	s.seq++
-	heap.Push(q, queued{room, priority, remaining, now, s.seq})
-	if len(q.fifo) > 2*len(q.heap)+16 { // mostly rooms that left
-		q.fifo = slices.DeleteFunc(q.fifo, func(r int32) bool { _, ok := q.pos[r]; return !ok || r == room })
+	x := s.items.add(queued{room: room, peer: peer, priority: priority, remaining: remaining, added: now, seq: s.seq, older: q.newest, newer: nil32})
+	s.where[room] = x + 1
+	if q.newest != nil32 {
+		s.items.at(q.newest).newer = x
+	} else {
+		q.oldest = x
 	}
-	q.fifo = append(q.fifo, room)
-	s.where[room] = peer
+	q.newest = x
+	q.heap = append(q.heap, x)
+	s.fix(q.heap, len(q.heap)-1)
 	if len(q.heap) == 1 {
 		s.order = append(s.order, peer)
 	}
@@ -138,20 +149,42 @@ func (s *SRF) Add(room int32, peer PeerID, remaining int64, priority int32, now 
 
 // Remove implements Policy.
 func (s *SRF) Remove(room int32) {
-	p, ok := s.where[room]
-	if !ok {
+	x := s.item(room)
+	if x == nil32 {
 		return
 	}
-	delete(s.where, room)
-	q := s.queue(p)
-	heap.Remove(q, q.pos[room])
-	if len(q.heap) == 0 {
-		q.deficit, q.fifo = 0, q.fifo[:0]
-		i := slices.Index(s.order, p)
-		s.order = slices.Delete(s.order, i, i+1)
-		if s.turn > i {
-			s.turn--
-		}
+	it := *s.items.at(x)
+	s.items.del(x)
+	s.where[room] = 0
+	q := s.queue(it.peer)
+	if it.older != nil32 {
+		s.items.at(it.older).newer = it.newer
+	} else {
+		q.oldest = it.newer
+	}
+	if it.newer != nil32 {
+		s.items.at(it.newer).older = it.older
+	} else {
+		q.newest = it.older
+	}
+	n := len(q.heap) - 1
+	last := q.heap[n]
+	q.heap = q.heap[:n]
+	if int(it.pos) < n {
+		q.heap[it.pos] = last
+		s.fix(q.heap, int(it.pos))
+	}
+	if n > 0 {
+		return
+	}
+	q.deficit = 0
+	i := slices.Index(s.order, it.peer)
+	s.order = slices.Delete(s.order, i, i+1)
+	if s.turn > i {
+		s.turn--
+	}
+	if len(s.order) == 0 {
+		s.turn = 0
 	}
 }
 
@@ -175,10 +208,10 @@ func (s *SRF) Next(now int64, w Windows) (int32, bool) {
 				continue
 			}
 		}
-		if e, ok := q.oldest(); ok && now-e.added > int64(s.AgeBound) {
-			return e.room, true
+		if it := s.items.at(q.oldest); now-it.added > int64(s.AgeBound) {
+			return it.room, true
 		}
-		return q.heap[0].room, true
+		return s.items.at(q.heap[0]).room, true
 	}
 	return nil32, false
 }
@@ -192,23 +225,32 @@ func (s *SRF) Charge(peer PeerID, bytes int64) {
 }
 
 // Len implements Policy.
-func (s *SRF) Len() int { return len(s.where) }
+func (s *SRF) Len() int { return s.items.used() }
+
+// Hash implements Policy: the turns, and the rooms of each peer in the order of arrival.
+func (s *SRF) Hash(name func(room int32) uint64) uint64 {
+	h := hash(9)
+	for i := range s.order {
+		p := s.order[(s.turn+i)%len(s.order)]
+		q := &s.peers[p]
+		h.put(uint64(p))
+		if len(s.order) > 1 { // alone it is always its turn
+			h.put(uint64(q.deficit))
+		}
+		for x := q.oldest; x != nil32; x = s.items.at(x).newer {
+			it := s.items.at(x)
+			h.put(name(it.room), uint64(it.priority), uint64(it.remaining))
+		}
+	}
+	return h.end()
+}
 
 // Clone implements Policy.
 func (s *SRF) Clone() Policy {
 	c := *s
-	c.peers = make([]peerQueue, len(s.peers))
-	for i := range s.peers {
-		q := &s.peers[i]
-		c.peers[i] = peerQueue{heap: slices.Clone(q.heap), fifo: slices.Clone(q.fifo), deficit: q.deficit, pos: make(map[int32]int, len(q.pos))}
-		for k, v := range q.pos {
-			c.peers[i].pos[k] = v
-		}
-	}
-	c.order = slices.Clone(s.order)
-	c.where = make(map[int32]PeerID, len(s.where))
-	for k, v := range s.where {
-		c.where[k] = v
+	c.peers, c.order, c.where, c.items = slices.Clone(s.peers), slices.Clone(s.order), slices.Clone(s.where), s.items.clone()
+	for i := range c.peers {
+		c.peers[i].heap = slices.Clone(c.peers[i].heap)
 	}
 	return &c
 }
@@ -251,6 +293,15 @@ func (f *FIFO) Charge(PeerID, int64) {}
 
 // Len implements Policy.
 func (f *FIFO) Len() int { return len(f.rooms) }
+
+// Hash implements Policy.
+func (f *FIFO) Hash(name func(room int32) uint64) uint64 {
+	h := hash(10)
+	for i := range f.rooms {
+		h.put(name(f.rooms[i].room), uint64(f.peer[f.rooms[i].room]))
+	}
+	return h.end()
+}
 
 // Clone implements Policy.
 func (f *FIFO) Clone() Policy {

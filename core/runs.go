@@ -12,10 +12,10 @@ type runBlock struct {
 func (m *Machine) putRuns(runs []layout.Run) int32 {
 	head, tail := nil32, nil32
 	for len(runs) > 0 {
-		b := runBlock{next: nil32}
-		b.n = int32(copy(b.runs[:], runs))
+		i := m.runs.alloc()
+		b := m.runs.at(i)
+		b.next, b.n = nil32, int32(copy(b.runs[:], runs))
 		runs = runs[b.n:]
-		i := m.runs.add(b)
 		if head == nil32 {
 			head = i
 		} else {

@@ -37,7 +37,7 @@ func (m *Machine) Counts() Counts {
 		Inflight: int(m.stats.InflightEntered - m.stats.InflightLeft),
 		Ranks:    m.ranks.used(), Parts: m.parts.used(), Cursors: m.cursors.used(), Chunks: m.chunks.used(),
 		Ops: m.ops.used(), RunBlocks: m.runs.used(), Pinned: m.held.bytes,
-		Marks: len(m.marks), Placeholders: len(m.placeholders), Aux: len(m.aux), Details: len(m.details),
+		Marks: len(m.marks), Placeholders: len(m.placeholders), Aux: m.auxes.used(), Details: m.details.used(),
 	}
 	for i := range m.peers {
 		c.WindowOps += int64(m.peers[i].ops)

@@ -11,15 +11,10 @@ type room struct {
 	ranks  int32  // ranks that joined
 	dst    int32  // destination pages by (rank, ordinal): own at D, the peer's at P
 	ops    int32  // P: ops known to a plugin
+	aux    int32  // aux record: P's own, or that of RankEnd at D
+	detail int32  // why it ended, in words
 	timers [numTimers]timer
-
-	peer             PeerID // nilPeer: not known yet
-	group, peerGroup int32  // interned names
-	backend          int32  // interned; nil32: not placed
-	epoch            uint32 // plugin epoch of the destination's pages, at D
-	size             int16  // ranks of a group
-	joined           int16
-	paged            int16 // ranks that registered (D) or sent their last (P)
+	class  [numTimers]class // of the timers
 
 	peerQueued  bool // the counterpart said Queued
 	outstanding bool // ops outstanding: own at P, by Progress at D
@@ -28,7 +23,7 @@ type room struct {
 	confirmOwed bool // D: Confirm waits for the grant
 	told        bool // P: last Progress said outstanding
 	counted     bool // in the live counts
-	buried      bool // in its peer's count of tombstones
+	buried      bool // a tombstone, in its peer's list
 	parked      bool // P: left the scheduler because its backend is not up
 	pinned      bool // D: its pages are accounted against the limits
 	grant       grantState
@@ -36,14 +31,22 @@ type room struct {
 	clockLog2   uint8
 	deadline    uint8 // log2 + 1; 0: none
 
-	priority int32
-	total    int64 // bytes of the room as far as known
-	held     int64 // P: bytes not submitted yet
-	moved    int64 // bytes that are done (P), reported (D)
-	flight   int64 // P: bytes of open ops that progressed
-	opened   int64
-	since    int64 // of the state
-	toldAt   int64
+	peer             PeerID // nilPeer: not known yet
+	group, peerGroup int32  // interned names
+	backend          int32  // interned; nil32: not placed
+	epoch            uint32 // plugin epoch of the destination's pages, at D
+	priority         int32
+	size             int16 // ranks of a group
+	joined           int16
+	paged            int16 // ranks that registered (D) or sent their last (P)
+
+	total  int64 // bytes of the room as far as known
+	held   int64 // P: bytes not submitted yet
+	moved  int64 // bytes that are done (P), reported (D)
+	flight int64 // P: bytes of open ops that progressed
+	opened int64
+	since  int64 // of the state
+	toldAt int64
 }
 
 type grantState uint8
@@ -57,6 +60,7 @@ const (
 // rank is one local rank of an opener: a worker's slot.
 type rank struct {
 	session SessionID
+	sess    int32 // its record; nil32 once the rank is released and the session may be gone
 	room    int32
 	next    int32
 	slot    int32
@@ -133,21 +137,23 @@ type peer struct {
 	moved    int64 // when a byte counter of it last grew
 	ops      int32
 	bytes    int64
-	tombs    int32
+	tombs    graves
 	marks    int32 // abort marks
 	holds    int32 // placeholders
 }
 
 type session struct {
+	id         SessionID
 	group      int32
 	role       statemachine.Role
 	rank, size int32
 	slots      []int32 // rank record by slot
 	pools      []pool
-	live       int32 // ranks of rooms that have not ended
-	queued     int32 // of those, waiting for admission
-	pinned     int32 // rank records that are not released
-	held       need  // pages accounted
+	armed      []bitmap // by pool: pages of a destination that may still be written
+	live       int32    // ranks of rooms that have not ended
+	queued     int32    // of those, waiting for admission
+	pinned     int32    // rank records that are not released
+	held       need     // pages accounted
 	down       bool
 }
 
@@ -156,7 +162,6 @@ type pool struct {
 	pages     int32
 	layers    int32
 	pageBytes int64
-	armed     bitmap // pages of a local destination pool that may still be written
 }
 
 // groupPair is a group here and the group at a peer that it works with, as interned names.
@@ -172,15 +177,18 @@ type group struct {
 }
 
 type plugin struct {
+	backend         int32
 	epoch           uint32
 	up, down        bool
 	receiverChecked bool
 	maxOp           int64
 }
 
-type roomKey struct {
-	id   int64
-	role statemachine.Role
+// roomKey is a room at one side: its id, of 63 bits, and whether this is the destination.
+type roomKey uint64
+
+func keyOf(id int64, role statemachine.Role) roomKey {
+	return roomKey(id)<<1 | roomKey(role-statemachine.Source)
 }
 
 type markKey struct {

@@ -47,11 +47,11 @@ type View struct {
 // Rooms calls fn for every record, ended ones that are remembered included, until it returns false.
 // Only the owner goroutine may call it.
 func (m *Machine) Rooms(fn func(*View) bool) {
-	for i := range m.rooms.items {
-		if m.rooms.items[i].sm.State == statemachine.Absent {
+	for i := range int32(m.rooms.len()) {
+		if m.rooms.at(i).sm.State == statemachine.Absent {
 			continue
 		}
-		v := m.view(int32(i))
+		v := m.view(i)
 		if !fn(&v) {
 			return
 		}
@@ -62,7 +62,7 @@ func (m *Machine) Rooms(fn func(*View) bool) {
 func (m *Machine) Room(id int64) []View {
 	var out []View
 	for _, role := range []statemachine.Role{statemachine.Source, statemachine.Destination} {
-		for i := m.head(roomKey{id, role}); i != nil32; i = m.rooms.at(i).next {
+		for i := m.head(keyOf(id, role)); i != nil32; i = m.rooms.at(i).next {
 			out = append(out, m.view(i))
 		}
 	}
@@ -73,7 +73,7 @@ func (m *Machine) view(idx int32) View {
 	r := m.rooms.at(idx)
 	v := View{
 		Room: r.id, Role: r.sm.Role, State: r.sm.State, Status: r.sm.Status(), Rung: r.sm.Rung, Reason: r.sm.Reason,
-		ByPeer: r.sm.ByPeer, Detail: m.details[idx], Admitted: r.sm.Admitted, Own: r.sm.Own, Pair: r.sm.Pair, Attempt: r.sm.Att,
+		ByPeer: r.sm.ByPeer, Detail: m.detail(r), Admitted: r.sm.Admitted, Own: r.sm.Own, Pair: r.sm.Pair, Attempt: r.sm.Att,
 		Peer: r.peer, Group: m.name(r.group), PeerGroup: m.name(r.peerGroup), Backend: m.name(r.backend), Epoch: r.epoch,
 		Size: int(r.size), Paged: int(r.paged), Age: time.Duration(m.now - r.opened), Since: time.Duration(m.now - r.since),
 		Total: r.total, Moved: r.moved + r.flight, Held: r.held, Ops: r.sm.Ops, GrantPending: r.grant == grantAsked,
@@ -98,13 +98,12 @@ func (m *Machine) view(idx int32) View {
 	if v.Released && r.sm.State == statemachine.Ended && v.Residency.Reusable() {
 		v.Residency = statemachine.Released
 	}
-	for s := range r.timers {
-		t := &r.timers[s]
-		if t.class == noClock || t.class == clkTombstone {
+	for s, c := range r.class {
+		if c == noClock || c == clkTombstone {
 			continue
 		}
-		if left := time.Duration(t.due - m.now); v.Clock == "" || left < v.Remaining {
-			v.Clock, v.Remaining = t.class.String(), left
+		if left := time.Duration(r.timers[s].due - m.now); v.Clock == "" || left < v.Remaining {
+			v.Clock, v.Remaining = c.String(), left
 		}
 	}
 	return v

@@ -13,6 +13,14 @@ const MaxAux = 1 << 20
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
+// checksum is the CRC-32C of an aux record.
+func checksum(aux []byte) uint32 {
+	if len(aux) == 0 { // most rooms have none
+		return 0
+	}
+	return crc32.Checksum(aux, castagnoli)
+}
+
 func emptySlots(n int32) []int32 {
 	s := make([]int32, max(n, 0))
 	for i := range s {
@@ -21,14 +29,16 @@ func emptySlots(n int32) []int32 {
 	return s
 }
 
-func (m *Machine) reply(e *Event, r Reply) {
-	r.Session, r.Seq, r.Slot = e.Session, e.Seq, e.Slot
-	m.out.Replies = append(m.out.Replies, r)
+// reply answers a request. The caller may add to it before the next one.
+func (m *Machine) reply(e *Event, code ReplyCode) *Reply {
+	r := next(&m.out.Replies)
+	r.Session, r.Seq, r.Slot, r.Code = e.Session, e.Seq, e.Slot, code
+	return r
 }
 
 func (m *Machine) refuse(e *Event, format string, args ...any) {
 	m.stats.Refused++
-	m.reply(e, Reply{Code: Refused, Detail: fmt.Sprintf(format, args...)})
+	m.reply(e, Refused).Detail = fmt.Sprintf(format, args...)
 }
 
 // maxPools bounds the pools of a session, MaxRanks the ranks of a group.
@@ -39,22 +49,24 @@ const (
 
 // sessionUp admits a worker. What the worker API never lets through is dropped.
 func (m *Machine) sessionUp(e *Event) {
-	if e.Size < 1 || e.Size > MaxRanks || e.Rank < 0 || e.Rank >= e.Size || e.Slots < 0 || m.sessions[e.Session] != nil ||
+	if e.Size < 1 || e.Size > MaxRanks || e.Rank < 0 || e.Rank >= e.Size || e.Slots < 0 || m.session(e.Session) != nil ||
 		(e.Role != statemachine.Source && e.Role != statemachine.Destination) {
 		m.stats.Dropped++
 		return
 	}
-	m.sessions[e.Session] = &session{group: m.intern(e.Group), role: e.Role, rank: e.Rank, size: e.Size, slots: emptySlots(e.Slots)}
+	m.sessionIDs[e.Session] = m.sessions.add(session{
+		id: e.Session, group: m.intern(e.Group), role: e.Role, rank: e.Rank, size: e.Size, slots: emptySlots(e.Slots),
+	})
 }
 
 func (m *Machine) poolUp(e *Event) {
-	s := m.sessions[e.Session]
+	s := m.session(e.Session)
 	if s == nil || s.down || e.Ordinal < 0 || e.Ordinal >= maxPools || e.Pages < 0 || e.PageBytes < 0 {
 		m.stats.Dropped++
 		return
 	}
 	for int(e.Ordinal) >= len(s.pools) {
-		s.pools = append(s.pools, pool{})
+		s.pools, s.armed = append(s.pools, pool{}), append(s.armed, nil)
 	}
 	if s.pools[e.Ordinal].pages != 0 { // a pool is added once; rooms may hold pages of it
 		m.stats.Dropped++
@@ -65,7 +77,7 @@ func (m *Machine) poolUp(e *Event) {
 
 // open accepts a room, joins a further rank to a live one, or answers for one that has ended.
 func (m *Machine) open(e *Event) {
-	s := m.sessions[e.Session]
+	s := m.session(e.Session)
 	switch {
 	case s == nil || s.down:
 		m.refuse(e, "session is closed")
@@ -83,17 +95,22 @@ func (m *Machine) open(e *Event) {
 		m.refuse(e, "peer_group is missing: a destination names the source group that will send")
 		return
 	}
-	key := roomKey{e.Room, s.role}
-	if idx := m.liveRoom(key); idx != nil32 {
-		m.join(e, s, idx)
-		return
-	}
-	if s.size > 1 {
-		// A rank that comes after the end of its attempt gets the verdict and mints nothing.
-		idx := m.find(key, func(r *statemachine.Record) bool { return r.Att == e.Att })
-		if idx != nil32 && m.rankOf(idx, s.rank) == nil32 {
-			m.reply(e, Reply{Code: Ended, Reason: m.rooms.at(idx).sm.Reason})
+	key := keyOf(e.Room, s.role)
+	head := m.head(key)
+	for idx := head; idx != nil32; idx = m.rooms.at(idx).next {
+		if m.rooms.at(idx).sm.State.Live() {
+			m.join(e, s, idx)
 			return
+		}
+	}
+	for idx := head; idx != nil32 && s.size > 1; idx = m.rooms.at(idx).next {
+		// A rank that comes after the end of its attempt gets the verdict and mints nothing.
+		if r := m.rooms.at(idx); r.sm.Att == e.Att {
+			if m.rankOf(r, s.rank) == nil32 {
+				m.reply(e, Ended).Reason = r.sm.Reason
+				return
+			}
+			break
 		}
 	}
 	peerGroup := nil32
@@ -118,63 +135,61 @@ func (m *Machine) open(e *Event) {
 		return
 	}
 
-	m.trim(key)
-	m.seq++
+	if head != nil32 {
+		m.trim(head)
+		head = m.head(key)
+	}
+	m.opens++
 	m.gens++
-	r := room{
-		id: e.Room, gen: m.gens, ranks: nil32, dst: nil32, ops: nil32, peer: nilPeer, group: s.group, peerGroup: peerGroup,
-		backend: nil32, size: int16(s.size), joined: 1, priority: e.Priority, opened: m.now, since: m.now,
-	}
-	for i := range r.timers {
-		r.timers[i].class = noClock
-	}
+	idx := m.rooms.alloc()
+	r := m.rooms.at(idx)
+	r.sm.Role, r.sm.Att = s.role, e.Att
+	r.id, r.gen, r.next, r.ranks, r.dst, r.ops, r.aux, r.detail = e.Room, m.gens, head, nil32, nil32, nil32, nil32, nil32
+	r.peer, r.group, r.peerGroup, r.backend = nilPeer, s.group, peerGroup, nil32
+	r.size, r.joined, r.priority, r.opened, r.since = int16(s.size), 1, e.Priority, m.now, m.now
 	if e.Deadline > 0 {
 		r.deadline = log2Seconds(e.Deadline) + 1
 	}
 	if g := m.groups[groupPair{s.group, peerGroup}]; g != nil {
 		r.peer = g.peer
 	}
-	r.next = m.head(key)
-	idx := m.rooms.add(r)
-	m.heads[key] = idx
-	m.addRank(e, s, idx)
+	m.setHead(key, idx)
+	m.addRank(e, s, idx, r)
 
-	ev := statemachine.Event{Kind: statemachine.OnOpen, Role: s.role, Own: statemachine.Opener{Inc: m.cfg.Incarnation, Seq: m.seq}, Att: e.Att, Admitted: admitted}
+	ev := statemachine.Event{Kind: statemachine.OnOpen, Role: s.role, Own: statemachine.Opener{Inc: m.cfg.Incarnation, Seq: m.opens}, Att: e.Att, Admitted: admitted}
 	var hold placeholder
 	if mk, ok := m.marks[markKey{key, e.Att}]; ok {
 		ev.Marked = true
 		m.dropMark(markKey{key, e.Att}, mk)
 	} else if s.role == statemachine.Source {
-		hold, ev.D = m.placeholderFor(e.Room, e.Att, admitted, idx)
+		hold, ev.D = m.placeholderFor(r, admitted)
 	}
-	m.reply(e, Reply{Code: OK, Opener: ev.Own})
+	m.reply(e, OK).Opener = ev.Own
 	m.live++
 	s.live++
-	m.rooms.at(idx).counted = true
+	r.counted = true
 	if !ev.D.IsZero() {
-		m.setPeer(idx, hold.peer)
+		m.setPeer(idx, r, hold.peer)
 	}
 	m.step(idx, ev)
-	m.record(Record{Kind: RecOpen}, idx)
+	m.record(r, RecOpen)
 	m.enqueue(idx)
-	r2 := m.rooms.at(idx)
-	if r2.sm.State.Live() && r2.deadline > 0 {
+	if r.sm.State.Live() && r.deadline > 0 {
 		c := clkDeadline
 		if s.role == statemachine.Source {
 			c = clkDeadlineSrc
 		}
-		m.arm(idx, slotDeadline, c+class(r2.deadline-1))
+		m.arm(idx, r, slotDeadline, c+class(r.deadline-1))
 	}
-	m.sayQueued(idx)
+	m.sayQueued(idx, r)
 }
 
 // placeholderFor returns the placeholder of the attempt, if there is one and the room can use it now.
-func (m *Machine) placeholderFor(id int64, att uint64, admitted bool, idx int32) (placeholder, statemachine.Opener) {
-	h, ok := m.placeholders[id]
-	if !ok || h.att != att || !admitted {
+func (m *Machine) placeholderFor(r *room, admitted bool) (placeholder, statemachine.Opener) {
+	h, ok := m.placeholders[r.id]
+	if !ok || h.att != r.sm.Att || !admitted {
 		return placeholder{}, statemachine.Opener{}
 	}
-	r := m.rooms.at(idx)
 	if r.peerGroup != nil32 && m.name(r.peerGroup) != h.group {
 		return placeholder{}, statemachine.Opener{}
 	}
@@ -212,7 +227,7 @@ const noBackend = "every transfer backend of the pair is down on this engine; se
 // allDown reports whether no backend of the pair will come up by itself.
 func (m *Machine) allDown(g *group) bool {
 	for _, b := range g.backends {
-		if pl := m.plugins[b]; pl == nil || pl.up || !pl.down {
+		if pl := m.backend(b); pl == nil || pl.up || !pl.down {
 			return false // up, starting, or restarting within its budget
 		}
 	}
@@ -228,11 +243,13 @@ func (m *Machine) endIfDown(idx int32) {
 	}
 }
 
-func (m *Machine) addRank(e *Event, s *session, idx int32) {
-	i := m.ranks.add(rank{session: e.Session, room: idx, slot: e.Slot, rank: s.rank, cursors: nil32, head: nil32, tail: nil32, next: nil32})
+func (m *Machine) addRank(e *Event, s *session, idx int32, r *room) {
+	i := m.ranks.alloc()
+	k := m.ranks.at(i)
+	k.session, k.sess, k.room, k.slot, k.rank = e.Session, m.sessionIDs[e.Session], idx, e.Slot, s.rank
+	k.cursors, k.head, k.tail, k.next = nil32, nil32, nil32, nil32
 	s.slots[e.Slot] = i
 	s.pinned++
-	r := m.rooms.at(idx)
 	if r.ranks == nil32 {
 		r.ranks = i
 		return
@@ -254,22 +271,22 @@ func (m *Machine) join(e *Event, s *session, idx int32) {
 		m.refuse(e, "room %d is open by a group of %d ranks, this worker's has %d", e.Room, r.size, s.size)
 	case r.sm.Att != e.Att:
 		m.refuse(e, "room %d is open with attempt %d; end it before attempt %d", e.Room, r.sm.Att, e.Att)
-	case m.rankOf(idx, s.rank) != nil32:
+	case m.rankOf(r, s.rank) != nil32:
 		m.refuse(e, "room %d is open already by rank %d (R3)", e.Room, s.rank)
 	default:
 		r.joined++
-		m.addRank(e, s, idx)
+		m.addRank(e, s, idx, r)
 		s.live++
 		if !r.sm.Admitted {
 			s.queued++
 		}
-		m.reply(e, Reply{Code: OK, Opener: r.sm.Own})
-		m.publish(idx)
+		m.reply(e, OK).Opener = r.sm.Own
+		m.publish(r)
 	}
 }
 
-func (m *Machine) rankOf(idx, rankNo int32) int32 {
-	for i := m.rooms.at(idx).ranks; i != nil32; i = m.ranks.at(i).next {
+func (m *Machine) rankOf(r *room, rankNo int32) int32 {
+	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
 		if m.ranks.at(i).rank == rankNo {
 			return i
 		}
@@ -279,7 +296,7 @@ func (m *Machine) rankOf(idx, rankNo int32) int32 {
 
 // slot resolves a request's slot to its rank record.
 func (m *Machine) slot(e *Event) (*session, int32) {
-	s := m.sessions[e.Session]
+	s := m.session(e.Session)
 	if s == nil || e.Slot < 0 || int(e.Slot) >= len(s.slots) {
 		return s, nil32
 	}
@@ -297,7 +314,7 @@ func (m *Machine) register(e *Event) {
 	r := m.rooms.at(idx)
 	switch {
 	case r.sm.State == statemachine.Ended:
-		m.reply(e, Reply{Code: Ended, Reason: r.sm.Reason})
+		m.reply(e, Ended).Reason = r.sm.Reason
 		return
 	case s.role != statemachine.Destination:
 		m.refuse(e, "register is for destinations; a source sends")
@@ -341,7 +358,7 @@ func (m *Machine) register(e *Event) {
 		}
 	}
 	if i, page := s.armPages(e.Parts); i >= 0 {
-		if by := m.armedBy(e.Session, e.Parts[i].Ordinal, page); by >= 0 {
+		if by := m.armedBy(s, e.Parts[i].Ordinal, page); by >= 0 {
 			m.refuse(e, "parts[%d]: page %d is still armed by room %d (R4): a write may reach it until its pages are quiet or fenced", i, page, by)
 		} else {
 			m.refuse(e, "parts[%d]: page %d is named twice", i, page)
@@ -359,13 +376,13 @@ func (m *Machine) register(e *Event) {
 	k2 := m.ranks.at(k)
 	k2.paged, k2.armed, k2.marked, k2.need = true, true, true, n
 	r.paged++
-	m.reply(e, Reply{Code: OK})
+	m.reply(e, OK)
 	if r.paged == r.size {
-		all, workers := m.fits(idx)
+		all, workers := m.fits(r)
 		was := r.sm.Admitted
 		fits := was && all && workers
 		if fits {
-			m.account(idx, 1)
+			m.account(r, 1)
 		}
 		m.step(idx, statemachine.Event{Kind: statemachine.OnPages, Admitted: fits})
 		if was {
@@ -373,7 +390,7 @@ func (m *Machine) register(e *Event) {
 		}
 		m.endIfDown(idx)
 	} else {
-		m.publish(idx)
+		m.publish(r)
 	}
 }
 
@@ -404,7 +421,7 @@ func (m *Machine) send(e *Event) {
 	switch {
 	case r.sm.State == statemachine.Ended:
 		m.stats.Dropped++
-		m.reply(e, Reply{Code: Ended, Reason: r.sm.Reason})
+		m.reply(e, Ended).Reason = r.sm.Reason
 		return
 	case s.role != statemachine.Source:
 		m.refuse(e, "send is for sources; a destination registers")
@@ -491,7 +508,7 @@ func (m *Machine) send(e *Event) {
 		kk.paged = true
 		r.paged++
 		if s.rank == 0 {
-			m.aux[idx] = auxRecord{e.Aux, crc32.Checksum(e.Aux, castagnoli)}
+			m.setAux(r, auxRecord{e.Aux, checksum(e.Aux)})
 		}
 	}
 	if !r.sm.Armed {
@@ -499,11 +516,11 @@ func (m *Machine) send(e *Event) {
 	}
 	r.total += added
 	r.held += added
-	m.reply(e, Reply{Code: OK})
+	m.reply(e, OK)
 	m.step(idx, statemachine.Event{Kind: statemachine.OnSend})
-	if m.rooms.at(idx).sm.State == statemachine.Confirmed {
-		m.ready(idx)
-		m.maybeComplete(idx)
+	if r.sm.State == statemachine.Confirmed {
+		m.ready(idx, r)
+		m.maybeComplete(idx, r)
 	}
 }
 
@@ -527,15 +544,15 @@ func (m *Machine) cursor(k, ordinal int32) int32 {
 func (m *Machine) abort(e *Event) {
 	_, k := m.slot(e)
 	if k == nil32 {
-		m.reply(e, Reply{Code: OK}) // R7: an unknown one is answered, nothing is created
+		m.reply(e, OK) // R7: an unknown one is answered, nothing is created
 		return
 	}
 	idx := m.ranks.at(k).room
 	if r := m.rooms.at(idx); r.sm.State == statemachine.Ended {
-		m.reply(e, Reply{Code: Ended, Reason: r.sm.Reason})
+		m.reply(e, Ended).Reason = r.sm.Reason
 		return
 	}
-	m.reply(e, Reply{Code: OK})
+	m.reply(e, OK)
 	m.step(idx, statemachine.Event{Kind: statemachine.OnAbort})
 }
 
@@ -557,31 +574,32 @@ func (m *Machine) release(e *Event) {
 	}
 	idx := kk.room
 	s.slots[e.Slot] = nil32
-	m.rankDone(k)
-	m.publish(idx)
-	m.setClocks(idx)
-	m.record(Record{Kind: RecReleased}, idx)
-	m.reply(e, Reply{Code: Freed})
+	m.rankDone(kk)
+	m.publish(r)
+	m.setClocks(idx, r)
+	m.record(r, RecReleased)
+	m.reply(e, Freed)
 }
 
 // sessionDown ends what the dead worker's rooms demand; its memory is orphaned until nothing can touch
 // it, and the session leaves when nothing of it is pinned.
 func (m *Machine) sessionDown(id SessionID) {
-	s := m.sessions[id]
-	if s == nil || s.down {
+	i, ok := m.sessionIDs[id]
+	if !ok || m.sessions.at(i).down {
 		return
 	}
+	s := m.sessions.at(i)
 	s.down = true
-	for _, k := range s.slots {
+	slots := s.slots
+	s.slots = nil
+	for _, k := range slots {
 		if k == nil32 {
 			continue
 		}
 		m.ranks.at(k).gone = true
 		m.step(m.ranks.at(k).room, statemachine.Event{Kind: statemachine.OnWorkerLost})
 	}
-	s.slots = nil
-	if s.pinned == 0 && m.sessions[id] != nil {
-		delete(m.sessions, id)
-		m.out.Gone = append(m.out.Gone, id)
+	if j, ok := m.sessionIDs[id]; ok && m.sessions.at(j).pinned == 0 {
+		m.forgetSession(j)
 	}
 }

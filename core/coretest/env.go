@@ -318,7 +318,7 @@ func (e *Env) Step(g *Engine, in ...core.Event) {
 		e.printf("%s: %s%s, pages %s", e.who(g, w.Session, w.Slot), w.Status, why, w.Residency)
 	}
 	for _, f := range out.Frames {
-		g.Out = append(g.Out, f.Frame)
+		g.Out = append(g.Out, f.Frame.Clone()) // the effects are reused
 		e.printf("%s sends %s", g.Name, e.Frame(&f.Frame))
 	}
 	for _, p := range out.Plugin {

@@ -4,13 +4,19 @@ package statemachine
 // carries out what it asks for. An absent record stays absent unless the event is OnOpen.
 func Step(r Record, e Event) (Record, Out) {
 	var o Out
+	r.Step(&e, &o)
+	return r, o
+}
+
+// Step is the function Step in place. It adds to o, which the caller has emptied.
+func (r *Record) Step(e *Event, o *Out) {
 	switch e.Kind {
 	case OnOpen:
 		if r.State != Absent { // a record is opened once
 			o.Do |= DoDrop
 			break
 		}
-		r = Record{Role: e.Role, Own: e.Own, Att: e.Att, Admitted: e.Admitted}
+		*r = Record{Role: e.Role, Own: e.Own, Att: e.Att, Admitted: e.Admitted}
 		switch {
 		case e.Marked:
 			r.Admitted = true
@@ -19,17 +25,17 @@ func Step(r Record, e Event) (Record, Out) {
 			r.State = Opened
 		default:
 			r.State = Unbound
-			r.offer(e.D, &o)
+			r.offer(e.D, o)
 		}
 	case OnAdmit:
 		if r.State.Live() && !r.Admitted {
 			r.Admitted = true
 			switch r.State {
 			case Unbound:
-				r.offer(e.D, &o)
+				r.offer(e.D, o)
 			case Opened:
 				if r.Armed { // the pages were registered while it waited
-					r.register(&o)
+					r.register(o)
 				}
 			}
 		} else {
@@ -37,12 +43,11 @@ func Step(r Record, e Event) (Record, Out) {
 		}
 	default:
 		if r.Role == Source {
-			r.source(e, &o)
+			r.source(e, o)
 		} else {
-			r.destination(e, &o)
+			r.destination(e, o)
 		}
 	}
-	return r, o
 }
 
 // offer binds an admitted unbound source to the destination d of its attempt.
@@ -100,7 +105,7 @@ func cause(r Reason) Reason {
 }
 
 // source is every row of docs/protocol.md at P.
-func (r *Record) source(e Event, o *Out) {
+func (r *Record) source(e *Event, o *Out) {
 	switch e.Kind {
 	case OnSend:
 		if r.State.Live() && r.State != Committed {
@@ -194,7 +199,7 @@ func (r *Record) opsMoved(o *Out) {
 	o.send(Send{Kind: FrameDrained, S: r.Own, D: r.Pair})
 }
 
-func (r *Record) sourceFrame(e Event, o *Out) {
+func (r *Record) sourceFrame(e *Event, o *Out) {
 	placeholder := func() { o.Do |= DoPlaceholder }
 	switch e.Frame {
 	case FrameQueued:
@@ -307,12 +312,12 @@ func (r *Record) sourceFrame(e Event, o *Out) {
 }
 
 // verdict is the three Verdict rows at P.
-func (r *Record) verdict(e Event, o *Out) {
+func (r *Record) verdict(e *Event, o *Out) {
 	if r.State == Absent {
 		// A record is evicted only when no op of it is unquiet, so an absent one is drained, if it was
 		// of this incarnation. An older incarnation is never answered: its orphans may still write.
 		switch {
-		case e.Outcome == JudgeSuccess || !e.OwnInc:
+		case !e.OwnInc:
 			o.Do |= DoDrop
 		case e.Unproven:
 			o.send(Send{Kind: FrameAbort, S: e.S, D: e.D, Reason: StaleRoom})
@@ -326,7 +331,7 @@ func (r *Record) verdict(e Event, o *Out) {
 		return
 	}
 	switch {
-	case r.State == Ended && e.Outcome != JudgeSuccess:
+	case r.State == Ended: // Resync repeats the verdict, Success too, while d waits for Drained
 		r.answerEnd(true, o)
 	case r.State == Committed && e.Outcome == JudgeSuccess:
 		r.State, r.Reason = Ended, Success
@@ -386,7 +391,7 @@ func (r *Record) own(s Opener) Send {
 func (r *Record) Repeat() Send { return r.own(r.Pair) }
 
 // destination is every row of docs/protocol.md at D.
-func (r *Record) destination(e Event, o *Out) {
+func (r *Record) destination(e *Event, o *Out) {
 	end := func(why Reason) {
 		if r.State.Live() {
 			r.endDestination(why, true, o)
@@ -465,7 +470,7 @@ func (r *Record) askFence(o *Out) {
 	}
 }
 
-func (r *Record) destinationFrame(e Event, o *Out) {
+func (r *Record) destinationFrame(e *Event, o *Out) {
 	if e.S.IsZero() && e.Frame != FrameAbort {
 		o.Do |= DoDrop
 		return
@@ -543,7 +548,7 @@ func (r *Record) destinationFrame(e Event, o *Out) {
 }
 
 // aborted is the three Abort rows at D: (s,d), (s,0) and (0,d).
-func (r *Record) aborted(e Event, o *Out) {
+func (r *Record) aborted(e *Event, o *Out) {
 	switch {
 	case !e.S.IsZero() && !e.D.IsZero():
 		switch {

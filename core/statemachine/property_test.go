@@ -64,6 +64,9 @@ func TestTotal(t *testing.T) {
 			case r.State == Absent && e.Kind != OnOpen && next != r:
 				t.Fatalf("%+v creates a record: %+v", e, next)
 			}
+			if why := lax(r, e, next, out); why != "" {
+				t.Fatalf("%+v\n%+v\n→ %+v\n%+v: %s", r, e, next, out.Sends[:out.N], why)
+			}
 			if why := unsound(next); why != "" && e.Reason != None && e.Reason < NumReasons && e.Reason != Success {
 				t.Fatalf("%+v\n%+v\n→ %+v: %s", r, e, next, why)
 			}
@@ -231,7 +234,13 @@ func TestNames(t *testing.T) {
 	if b.String() != string(want) {
 		t.Errorf("names or numbers changed (-rewrite only to append):\n got\n%s\nwant\n%s", b.String(), want)
 	}
-	for _, invalid := range []string{NumReasons.String(), State(99).String(), KVPoll(99).String(), Residency(99).String(), Role(0).String(), FrameKind(0).String()} {
+	for k := Absent; k < NumStates; k++ {
+		if name := k.String(); name == "invalid" || seen[name] {
+			t.Errorf("state %d is named %q", k, name)
+		}
+		seen[k.String()] = true
+	}
+	for _, invalid := range []string{NumReasons.String(), NumStates.String(), NumFrameKinds.String(), State(99).String(), KVPoll(99).String(), Residency(99).String(), Role(0).String(), FrameKind(0).String()} {
 		if !strings.HasPrefix(invalid, "invalid") {
 			t.Errorf("%q names what does not exist", invalid)
 		}

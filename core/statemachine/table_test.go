@@ -81,7 +81,7 @@ func change(old, r Record, o Out) string {
 		switch f.Kind {
 		case FrameVerdict:
 			word := [...]string{"", "success", "failed", "unknown"}[f.Outcome]
-			if f.Outcome == JudgeFailed {
+			if f.Outcome == JudgeFailed && f.Reason != Success {
 				word = f.Reason.String()
 			}
 			add(true, "Verdict(%s,%s,%s)", word, openers[f.S], openers[f.D])
@@ -118,6 +118,9 @@ func check(t *testing.T, table string, rows []row) {
 			next, out := Step(c.rec, c.event)
 			if got := change(c.rec, next, out); got != c.want {
 				t.Errorf("%+v\n got %s\nwant %s", c.event, got, c.want)
+			}
+			if why := lax(c.rec, c.event, next, out); why != "" {
+				t.Errorf("%+v\n→ %+v\n%+v: %s", c.event, next, out.Sends[:out.N], why)
 			}
 		})
 	}
@@ -209,8 +212,10 @@ func TestFramesAtP(t *testing.T) {
 		{"C quiet=no, not drained", pCUnq, v, "ended(success) drop_placeholder"},
 		{"C quiet=no, drained since", pCLate, v, "ended(success) Drained(s,d) drop_placeholder"},
 		{"C other pair", pC, Event{Kind: OnFrame, Frame: FrameVerdict, Outcome: JudgeSuccess, S: s, D: d2}, "drop_placeholder drop"},
-		{"T", pT, v, "drop_placeholder drop"},
-		{"–", pAbsent, own(v, true), "drop_placeholder drop"},
+		{"T drained", pT, v, "Drained(s,d) drop_placeholder"},
+		{"T not drained", pTBusy, v, "Abort(s,d:aborted) drop_placeholder"},
+		{"– own inc", pAbsent, own(v, true), "Drained(s,d) drop_placeholder"},
+		{"– older inc", pAbsent, own(v, false), "drop_placeholder drop"},
 	})
 	v = verdict(JudgeFailed, Stalled)
 	check(t, "Verdict Failed", []row{

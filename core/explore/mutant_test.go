@@ -1,0 +1,410 @@
+package explore
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// A mutant is the shipped core with one rule switched off. The rules are those that docs/protocol.md
+// cannot do without; each mutant must break one, and the shortest way in which it does is a golden file.
+//
+// The product carries no switches: the mutants are made by textual changes to copies of its source, all
+// of them in one binary that is built with -overlay and told which one to be.
+type mutant struct {
+	name    string
+	rule    string   // the rule in words, as removed
+	breaks  string   // rules that may be reported first, separated by spaces; empty: the mutant survives
+	why     string   // of a survivor
+	changes []change // ON stands for the mutant's switch; none: the rule is the worker's, see cfg
+	as      string   // the same changes as that one
+	cfg     Config
+}
+
+type change struct{ file, old, new string }
+
+const (
+	machineGo = "core/statemachine/machine.go"
+	recordGo  = "core/statemachine/record.go"
+	peersGo   = "core/peers.go"
+	clockGo   = "core/clock.go"
+	marksGo   = "core/marks.go"
+)
+
+// small is the configuration in which most mutants show: both ends of the link have said Hello.
+func small(openers, faults int, kinds string) Config {
+	return Config{Sources: 1, Rooms: 1, Openers: openers, Chunks: 1, Faults: faults, Kinds: kinds, Depth: 25, NoHints: true, NoProof: true, Connected: true}
+}
+
+func with(c Config, f func(*Config)) Config {
+	f(&c)
+	return c
+}
+
+func graph(c *Config) { c.Graph, c.Depth = true, 0 }
+
+var mutants = []mutant{
+	{
+		name: "not_sticky", rule: "a terminal status never changes", breaks: "R2", cfg: small(1, 1, "c"),
+		changes: []change{{machineGo,
+			"			o.send(r.own(e.S))\n		case Absent:\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeUnknown, S: e.S, D: e.D})",
+			"			if ON && e.S == r.Pair {\n				r.Reason = Success\n			}\n			o.send(r.own(e.S))\n		case Absent:\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeUnknown, S: e.S, D: e.D})"}},
+	},
+	{
+		name: "source_says_success", rule: "only the judge is first to say Success", breaks: "R11", cfg: small(1, 0, ""),
+		changes: []change{{machineGo,
+			"r.State, r.Started, r.RankQuiet = Committed, true, r.Ops.QuietRemote()",
+			"r.State, r.Started, r.RankQuiet = Committed, true, r.Ops.QuietRemote()\n			if ON {\n				r.State, r.Reason = Ended, Success\n			}"}},
+	},
+	{
+		name: "source_fails_after_commit", rule: "past its RankEnd a source does not end Failed by a clock", breaks: "R10", cfg: small(1, 0, ""),
+		changes: []change{{machineGo,
+			"			} else {\n				r.unknown(o)\n			}",
+			"			} else if ON {\n				r.endSource(Stalled, true, o)\n			} else {\n				r.unknown(o)\n			}"}},
+	},
+	{
+		name: "rankend_is_no_return", rule: "past its RankEnd a source does not end Failed by its worker's abort", breaks: "R10", cfg: small(1, 1, "a"),
+		changes: []change{{machineGo,
+			"		case Committed: // past the point of no return: a request to the judge\n",
+			"		case Committed:\n			if ON {\n				r.endSource(Aborted, true, o)\n				break\n			}\n"}},
+	},
+	{
+		name: "committed_is_superseded", rule: "a committed source is untouched by another destination's Register", breaks: "R10", cfg: small(2, 1, "b"),
+		changes: []change{{machineGo,
+			"			} else {\n				placeholder()\n			}\n		case Ended:\n",
+			"			} else {\n				if ON {\n					r.endSource(PeerSuperseded, false, o)\n				}\n				placeholder()\n			}\n		case Ended:\n"}},
+	},
+	{
+		name: "writes_without_confirm", rule: "the source writes only once the destination has confirmed", breaks: "R4", cfg: with(small(1, 1, "c"), func(c *Config) { c.Ignore = "R3" }),
+		changes: []change{
+			{machineGo, "	r.State, r.Pair = Offered, d\n", "	r.State, r.Pair = Offered, d\n	if ON {\n		r.State = Confirmed\n	}\n"},
+			{peersGo,
+				"	case f.Kind == FrameRegister && r.sm.State == statemachine.Offered && r.sm.Pair == f.D && !r.havePages:\n",
+				"	case ON && f.Kind == FrameRegister && r.sm.State == statemachine.Confirmed && r.sm.Pair == f.D && !r.havePages:\n		m.takePages(idx, r, from, f)\n		m.ready(idx, r)\n	case f.Kind == FrameRegister && r.sm.State == statemachine.Offered && r.sm.Pair == f.D && !r.havePages:\n"},
+		},
+	},
+	{
+		name: "writes_without_confirm_over_restart", rule: "the same, when the source's engine dies", breaks: "R11", as: "writes_without_confirm", cfg: with(small(2, 1, "p"), func(c *Config) { c.Ignore, c.SameAttempt = "R3 R4", true }),
+	},
+	{
+		name: "ended_confirms", rule: "a destination that has ended refuses Bound", breaks: "R3", cfg: small(1, 1, "b"),
+		changes: []change{{machineGo,
+			"			o.send(r.own(e.S))\n		case Absent:\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: e.D})",
+			"			if ON {\n				o.send(Send{Kind: FrameConfirm, S: e.S, D: r.Own})\n				break\n			}\n			o.send(r.own(e.S))\n		case Absent:\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: e.D})"}},
+	},
+	{
+		name: "frames_by_room", rule: "a frame concerns the openers that it names, not the room", breaks: "R3 R4 R11", cfg: small(2, 0, ""),
+		changes: []change{{peersGo,
+			"		idx = m.byOwn(key, f.S)\n",
+			"		idx = m.byOwn(key, f.S)\n		if live := m.liveRoom(key); ON && live != nil32 {\n			idx = live\n			e.S, e.D = m.rooms.at(idx).sm.Own, m.rooms.at(idx).sm.Pair\n		}\n"}},
+	},
+	{
+		name: "destination_terminal_is_quiet", rule: "a destination's pages are not reusable because it has ended", breaks: "R4", cfg: small(1, 0, ""),
+		changes: []change{{machineGo,
+			"	case bound:\n		r.Pages, r.Rung = Quiescing, Drain\n",
+			"	case bound && ON:\n		r.Pages = Quiet\n	case bound:\n		r.Pages, r.Rung = Quiescing, Drain\n"}},
+	},
+	{
+		name: "source_terminal_is_quiet", rule: "a source's pages are not reusable because it has ended", breaks: "R4", cfg: small(1, 0, ""),
+		changes: []change{{recordGo, "	case !c.QuietLocal():\n", "	case !c.QuietLocal() && !(ON && s == Ended):\n"}},
+	},
+	{
+		name: "drained_with_ops", rule: "Drained only when every op is quiet", breaks: "R4", cfg: small(1, 0, ""),
+		changes: []change{{machineGo, "return r.State == Ended && r.Ops.QuietRemote()", "return r.State == Ended && (ON || r.Ops.QuietRemote())"}},
+	},
+	{
+		name: "dead_writer_is_drained", rule: "an op whose writer died is never drained", breaks: "R4", cfg: small(1, 1, "m"),
+		changes: []change{{recordGo, "return c.QuietLocal() && c.Lost == 0", "return c.QuietLocal() && (ON || c.Lost == 0)"}},
+	},
+	{
+		name: "older_incarnation_drained", rule: "an engine does not say Drained for an opener of an incarnation before it", breaks: "R4", cfg: small(1, 1, "p"),
+		changes: []change{
+			{machineGo, "		case !e.OwnInc:\n", "		case !e.OwnInc && !ON:\n"},
+			{peersGo, " && pair.Inc == m.peer(r.peer).inc {", " && (ON || pair.Inc == m.peer(r.peer).inc) {"},
+			{peersGo, "p.known && target.Inc != p.inc", "p.known && target.Inc != p.inc && !ON"},
+		},
+	},
+	{
+		name: "newer_hello_is_quiet", rule: "a Hello of a new incarnation makes nothing quiet", breaks: "R4", cfg: small(1, 1, "p"),
+		changes: []change{{machineGo,
+			"			r.SourceEnded = e.Kind == OnHelloNewer\n",
+			"			r.SourceEnded = e.Kind == OnHelloNewer\n			if ON && r.SourceEnded {\n				r.quiet(Quiet)\n			}\n"}},
+	},
+	{
+		name: "rankend_without_quiet", rule: "RankEnd says whether every op is quiet", breaks: "R4", cfg: small(1, 1, "q"),
+		changes: []change{{machineGo, "if e.Quiet || !r.Armed {", "if e.Quiet || !r.Armed || ON {"}},
+	},
+	{
+		name: "fence_alone", rule: "FencePeer is a proof only once the source has ended", breaks: "R4", cfg: small(1, 0, ""),
+		changes: []change{
+			{machineGo, "case e.Quiet && r.SourceEnded:", "case e.Quiet && (r.SourceEnded || ON):"},
+			{machineGo, "if r.Rung == Fence && r.SourceEnded {", "if r.Rung == Fence && (r.SourceEnded || ON) {"},
+		},
+	},
+	{
+		name: "reuse_when_engine_lost", rule: "a worker whose engine died waits until nobody maps its region", breaks: "R4",
+		cfg: with(small(1, 1, "pd"), func(c *Config) { c.NoLease = true }),
+	},
+	{
+		name: "no_resync", rule: "both sides repeat what counts after a Hello", breaks: "R10 R4", cfg: small(1, 1, "b"),
+		changes: []change{{peersGo, "		if r.peer == e.Peer {\n			m.resync(idx, r)\n", "		if r.peer == e.Peer && !ON {\n			m.resync(idx, r)\n"}},
+	},
+	{
+		name: "no_verdict_again", rule: "Resync repeats the verdict of rooms whose pages are not quiet", breaks: "R4", cfg: small(1, 1, "b"),
+		changes: []change{{peersGo, "r.sm.Role == statemachine.Destination && r.sm.Rung != statemachine.NoRung &&", "!ON && r.sm.Role == statemachine.Destination && r.sm.Rung != statemachine.NoRung &&"}},
+	},
+	{
+		name: "live_ignores_drained", rule: "Drained ends a live destination", breaks: "R10 R4", cfg: small(1, 1, "b"),
+		changes: []change{{machineGo,
+			"		case r.State == Bound && e.S == r.Pair:\n			r.endDestination(PeerAborted, false, o)\n",
+			"		case ON && r.State == Bound:\n		case r.State == Bound && e.S == r.Pair:\n			r.endDestination(PeerAborted, false, o)\n"}},
+	},
+	{
+		name: "forgotten_is_silent", rule: "Drained is said for a source of this incarnation that was forgotten", breaks: "R4", cfg: small(1, 2, "be"),
+		changes: []change{{machineGo,
+			"		default:\n			o.send(Send{Kind: FrameDrained, S: e.S, D: e.D})\n		}\n		return",
+			"		case ON:\n		default:\n			o.send(Send{Kind: FrameDrained, S: e.S, D: e.D})\n		}\n		return"}},
+	},
+	{
+		name: "forgotten_is_failed", rule: "a judge that has forgotten the room says unknown, not Failed", breaks: "R10", cfg: small(1, 2, "bf"),
+		changes: []change{{machineGo,
+			"		case Absent:\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeUnknown, S: e.S, D: e.D})",
+			"		case Absent:\n			if ON {\n				o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: e.D})\n				break\n			}\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeUnknown, S: e.S, D: e.D})"}},
+	},
+	{
+		name: "no_verdict_clock", rule: "a committed source has a clock", breaks: "R5", cfg: small(1, 0, ""),
+		changes: []change{{clockGo, "		m.keep(idx, r, slotPhase, clkVerdict)\n", "		if m.disarm(r, slotPhase); !ON {\n			m.keep(idx, r, slotPhase, clkVerdict)\n		}\n"}},
+	},
+	{
+		name: "no_source_clock", rule: "a source that is offered has a clock", breaks: "R5", cfg: small(1, 0, ""),
+		changes: []change{{clockGo,
+			"	case statemachine.Offered, statemachine.Registered:\n",
+			"	case statemachine.Offered, statemachine.Registered:\n		if ON && src {\n			m.disarm(r, slotPhase)\n			break\n		}\n"}},
+	},
+	{
+		name: "no_judge_clock", rule: "a registered destination has a clock", breaks: "R5", cfg: small(1, 0, ""),
+		changes: []change{{clockGo,
+			"		m.keep(idx, r, slotPhase, pick(clkBootstrap, clkBootstrapSrc))\n",
+			"		if ON && !src {\n			m.disarm(r, slotPhase)\n			break\n		}\n		m.keep(idx, r, slotPhase, pick(clkBootstrap, clkBootstrapSrc))\n"}},
+	},
+	{
+		name: "end_is_echoed", rule: "an end that the peer caused is not told back to it", breaks: "R10", cfg: small(1, 0, ""),
+		changes: []change{{machineGo, "	switch {\n	case !local:\n	case bound:\n", "	switch {\n	case !local && !(ON && !bound):\n	case bound:\n"}},
+	},
+	{
+		name: "any_attempt", rule: "what has ended answers for its own attempt only", breaks: "stuck", cfg: with(small(2, 1, "a"), graph),
+		changes: []change{
+			{machineGo, "			case r.Pair.IsZero() && e.Att == r.Att:\n				r.Pair = e.D\n				o.send", "			case r.Pair.IsZero() && (e.Att == r.Att || ON):\n				r.Pair = e.D\n				o.send"},
+			{peersGo, "case ended && r.Pair.IsZero() && r.Att == f.Att && f.Kind != FrameQueued:", "case ended && r.Pair.IsZero() && (r.Att == f.Att || ON) && f.Kind != FrameQueued:"},
+		},
+	},
+	{
+		name: "placeholder_dropped_in_silence", rule: "the destination of a dropped placeholder is told", breaks: "stuck", cfg: with(small(1, 1, "h"), graph),
+		changes: []change{{marksGo, "	m.sendStale(h.peer, room, h.d, h.att)\n}", "	if !ON {\n		m.sendStale(h.peer, room, h.d, h.att)\n	}\n}"}},
+	},
+	{
+		name: "silent_skip", rule: "a skip ends the room, by name", breaks: "R1", cfg: small(1, 1, "s"),
+		changes: []change{{machineGo, "	case OnOpFailed:\n		if r.State == Confirmed {", "	case OnOpFailed:\n		if ON && e.Reason == Skipped {\n			break\n		}\n		if r.State == Confirmed {"}},
+	},
+	{
+		name: "hello_ends_nothing", rule: "a Hello of a new incarnation ends the openers of the older ones", breaks: "R10", cfg: small(1, 1, "pd"),
+		changes: []change{{peersGo, "	newer := p.known && e.Inc != p.inc\n", "	newer := p.known && e.Inc != p.inc && !ON\n"}},
+	},
+	{
+		name: "any_commit", rule: "a RankEnd counts only from the source that is bound", cfg: with(small(2, 1, "p"), func(c *Config) { c.Depth = 20 }),
+		why: "a source that is not bound never was confirmed, so it has no RankEnd to send: Confirm checks the generation first",
+		changes: []change{{machineGo,
+			"			case e.S != r.Pair:\n				o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: r.Own})\n			case !e.Complete:",
+			"			case e.S != r.Pair && !ON:\n				o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: r.Own})\n			case !e.Complete:"}},
+	},
+}
+
+var mutantsFlag = flag.String("mutants", "", "run these mutants, by number; for the binary that TestMutants builds")
+
+// outcome is what a mutant's process reports.
+type outcome struct {
+	Mutant int
+	Result *Result
+	Err    string
+}
+
+// TestMutants builds the mutants and demands that each but the one that cannot be is caught, by the trace
+// in its golden file.
+func TestMutants(t *testing.T) {
+	if *mutantsFlag != "" {
+		t.Skip("this is the binary of a mutant")
+	}
+	if testing.Short() {
+		t.Skip("short")
+	}
+	root := "../.."
+	bin := buildMutants(t, root)
+	outcomes := make([]outcome, len(mutants))
+	var wg sync.WaitGroup
+	for worker := range 2 {
+		wg.Go(func() {
+			for i := worker; i < len(mutants); i += 2 {
+				outcomes[i] = runMutant(bin, i)
+			}
+		})
+	}
+	wg.Wait()
+	caught := 0
+	for i, m := range mutants {
+		t.Run(m.name, func(t *testing.T) {
+			o := outcomes[i]
+			if o.Err != "" {
+				t.Fatal(o.Err)
+			}
+			r := o.Result
+			got, _, _ := strings.Cut(r.Violation, ":")
+			if r.Stuck > 0 {
+				got = "stuck"
+				r.Violation = fmt.Sprintf("both attempts are fresh, and cannot succeed (%d of %d such states)", r.Stuck, r.Fresh)
+			}
+			if m.breaks == "" {
+				if r.Violation != "" {
+					t.Fatalf("is caught, and should not be: %s\n%s", m.why, r.Story())
+				}
+				t.Logf("survives: %s (%s)", m.why, r)
+				return
+			}
+			if r.Violation == "" {
+				t.Fatalf("rule %q is off and nothing is broken: %s", m.rule, r)
+			}
+			if !strings.Contains(" "+m.breaks+" ", " "+got+" ") {
+				t.Errorf("broke %s, want one of %s", got, m.breaks)
+			}
+			t.Logf("caught after %d steps, %d states: %s", len(r.Trace), r.States, r.Violation)
+			caught++
+			golden(t, filepath.Join("testdata", m.name+".txt"), fmt.Sprintf("# Rule switched off: %s.\n%s", m.rule, r.Story()))
+		})
+	}
+	t.Logf("%d of %d mutants caught", caught, len(mutants))
+}
+
+var rewrite = flag.Bool("rewrite", false, "write the golden files")
+
+func golden(t *testing.T, path, got string) {
+	t.Helper()
+	if *rewrite {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(want) != got {
+		t.Errorf("%s: run with -rewrite after looking at this\n%s", path, got)
+	}
+}
+
+// buildMutants makes the binary that holds all mutants.
+func buildMutants(t *testing.T, root string) string {
+	t.Helper()
+	root, err := filepath.Abs(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	sources := map[string]string{}
+	for i, m := range mutants {
+		for _, c := range m.changes {
+			src, ok := sources[c.file]
+			if !ok {
+				b, err := os.ReadFile(filepath.Join(root, c.file))
+				if err != nil {
+					t.Fatal(err)
+				}
+				src = string(b)
+			}
+			sources[c.file] = mutate(t, src, m.name, i, c)
+		}
+	}
+	overlay := map[string]string{}
+	put := func(file, text string) {
+		at := filepath.Join(dir, strings.ReplaceAll(file, "/", "_"))
+		if err := os.WriteFile(at, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		overlay[filepath.Join(root, file)] = at
+	}
+	for file, src := range sources {
+		put(file, src)
+	}
+	put("core/statemachine/mutant.go", "package statemachine\n\n// Mutant is the rule that is switched off, -1 for none.\nvar Mutant = -1\n")
+	put("core/explore/be_mutant_test.go", "package explore\n\nimport \"github.com/terminus-kv/terminus/core/statemachine\"\n\nfunc init() { beMutant = func(i int) { statemachine.Mutant = i } }\n")
+	b, err := json.Marshal(map[string]any{"Replace": overlay})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put("overlay.json", string(b))
+	bin := filepath.Join(dir, "mutants.test")
+	cmd := exec.Command("go", "test", "-c", "-overlay", overlay[filepath.Join(root, "overlay.json")], "-o", bin, "./core/explore")
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("building the mutants: %v\n%s", err, out)
+	}
+	return bin
+}
+
+// mutate puts a change behind its switch.
+func mutate(t *testing.T, src, name string, i int, c change) string {
+	t.Helper()
+	if n := strings.Count(src, c.old); n != 1 {
+		t.Fatalf("mutant %s: the text to change is %d times in %s, must be there once:\n%s", name, n, c.file, c.old)
+	}
+	on := fmt.Sprintf("(Mutant == %d)", i)
+	if !strings.Contains(c.file, "statemachine") {
+		on = fmt.Sprintf("(statemachine.Mutant == %d)", i)
+	}
+	return strings.Replace(src, c.old, strings.ReplaceAll(c.new, "ON", on), 1)
+}
+
+var beMutant func(i int)
+
+func runMutant(bin string, i int) (o outcome) {
+	var out, errOut bytes.Buffer
+	cmd := exec.Command(bin, "-test.run", "^TestBeMutant$", "-mutants", fmt.Sprint(i))
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	if err := cmd.Run(); err != nil {
+		return outcome{Err: fmt.Sprintf("%v: %s%s", err, &out, &errOut)}
+	}
+	line, _, _ := bytes.Cut(out.Bytes(), []byte("\n"))
+	if err := json.Unmarshal(line, &o); err != nil {
+		return outcome{Err: fmt.Sprintf("%v: %s", err, &out)}
+	}
+	return o
+}
+
+// TestBeMutant is what the mutants' binary runs.
+func TestBeMutant(t *testing.T) {
+	var i int
+	if _, err := fmt.Sscan(*mutantsFlag, &i); err != nil {
+		return // not that binary
+	}
+	which := i
+	for j := range mutants {
+		if mutants[i].as == mutants[j].name {
+			which = j
+		}
+	}
+	beMutant(which)
+	r, err := Run(mutants[i].cfg)
+	o := outcome{Mutant: i, Result: r}
+	if err != nil {
+		o.Err = err.Error()
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(o); err != nil {
+		t.Fatal(err)
+	}
+}
