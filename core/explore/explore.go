@@ -9,7 +9,7 @@ package explore
 
 import (
 	"fmt"
-	"hash/maphash"
+	"slices"
 	"strings"
 )
 
@@ -87,17 +87,9 @@ type explorer struct {
 	move  move
 	yield func(mv *move, next *state, violated string)
 
-	states  []state
-	parents []parent
-	table   []uint32 // open addressing, index+1
-	seed    maphash.Seed
-	edges   []uint32
+	met     *store
+	edges   []uint32 // of Graph: successors of each state, one after the other
 	offsets []uint64
-}
-
-type parent struct {
-	state   uint32
-	ordinal uint8 // of the successor
 }
 
 // Run explores breadth first. The error says that the configuration is not one.
@@ -113,8 +105,8 @@ func Run(cfg Config) (*Result, error) {
 	}
 	x := &explorer{
 		Config: cfg, frameIDs: map[string]uint32{}, queueIDs: map[string]uint32{}, pushed: map[pushKey]uint32{}, taken: map[pushKey]uint32{},
-		table: make([]uint32, 1<<16), seed: maphash.MakeSeed(),
 	}
+	x.met = newStore(x)
 	for i := range len(cfg.Kinds) {
 		x.kinds[cfg.Kinds[i]] = true
 	}
@@ -156,19 +148,19 @@ func (x *explorer) peerName(e *engine, peer uint8) string {
 // search is the breadth-first walk.
 func (x *explorer) search(first state) *Result {
 	r := &Result{}
-	x.add(&first, parent{})
+	x.met.add(&first, parent{})
 	level, depth := 1, 0
-	for at := 0; at < len(x.states) && r.Violation == ""; at++ {
+	for at := 0; at < x.met.n && r.Violation == ""; at++ {
 		if at == level {
-			level = len(x.states)
+			level = x.met.n
 			depth++
 		}
-		if x.Depth > 0 && depth >= x.Depth || x.States > 0 && len(x.states) >= x.States {
-			r.Frontier = len(x.states) - at
+		if x.Depth > 0 && depth >= x.Depth || x.States > 0 && x.met.n >= x.States {
+			r.Frontier = x.met.n - at
 			break
 		}
 		r.Depth = depth
-		st := x.states[at]
+		st := x.met.at(uint32(at))
 		ordinal, owed, bad := 0, 0, -1
 		if x.Graph {
 			x.offsets = append(x.offsets, uint64(len(x.edges)))
@@ -180,7 +172,7 @@ func (x *explorer) search(first state) *Result {
 			if !mv.may && mv.fault == 0 {
 				owed++
 			}
-			id := x.add(next, parent{uint32(at), uint8(ordinal)})
+			id := x.met.add(next, parent{uint32(at), uint8(ordinal)})
 			ordinal++
 			r.Edges++
 			if x.Graph {
@@ -198,16 +190,14 @@ func (x *explorer) search(first state) *Result {
 			}
 		}
 	}
-	r.States = len(x.states)
+	r.States = x.met.n
 	for _, e := range x.engines {
 		r.EngineStates = append(r.EngineStates, len(e.nodes))
 	}
-	for i := range x.states {
-		for k := range x.states[i].d {
-			if x.states[i].d[k].end == endSuccess {
-				r.Successes++
-				break
-			}
+	for id := range uint32(x.met.n) {
+		st := x.met.at(id)
+		if slices.ContainsFunc(st.d[:], func(d opener) bool { return d.end == endSuccess }) {
+			r.Successes++
 		}
 	}
 	if x.Graph && r.Violation == "" && r.Frontier == 0 {
@@ -216,44 +206,17 @@ func (x *explorer) search(first state) *Result {
 	return r
 }
 
-// add returns the number of a state.
-func (x *explorer) add(st *state, from parent) uint32 {
-	if 2*len(x.states) >= len(x.table) {
-		x.table = make([]uint32, 4*len(x.table))
-		for i := range x.states {
-			x.table[x.find(&x.states[i])] = uint32(i) + 1
-		}
-	}
-	at := x.find(st)
-	if x.table[at] == 0 {
-		x.states = append(x.states, *st)
-		x.parents = append(x.parents, from)
-		x.table[at] = uint32(len(x.states))
-	}
-	return x.table[at] - 1
-}
-
-// find is the place of a state in the table.
-func (x *explorer) find(st *state) uint64 {
-	mask := uint64(len(x.table) - 1)
-	at := maphash.Comparable(x.seed, *st) & mask
-	for x.table[at] != 0 && x.states[x.table[at]-1] != *st {
-		at = (at + 1) & mask
-	}
-	return at
-}
-
 // trace tells the steps that lead to a state.
 func (x *explorer) trace(id uint32) []string {
 	var path []uint32
-	for ; id != 0; id = x.parents[id].state {
+	for ; id != 0; id = x.met.parent(id).state {
 		path = append(path, id)
 	}
 	var out []string
 	from := uint32(0)
 	for i := len(path) - 1; i >= 0; i-- {
-		st := x.states[from]
-		out = append(out, x.line(&st, int(x.parents[path[i]].ordinal)))
+		st := x.met.at(from)
+		out = append(out, x.line(&st, int(x.met.parent(path[i]).ordinal)))
 		from = path[i]
 	}
 	return out

@@ -75,6 +75,45 @@ func TestExploreOneEngine(t *testing.T) {
 	}
 }
 
+// TestPackLosesNothing: a state that is packed and unpacked is the same.
+func TestPackLosesNothing(t *testing.T) {
+	for _, cfg := range []Config{{Sources: 1, Openers: 1, Chunks: 1}, {Sources: 2, Openers: 2, Chunks: 2}} {
+		x := &explorer{Config: cfg}
+		var st, got state
+		st.faults = 3
+		for e := range cfg.Sources + 1 {
+			st.engine[e], st.plugin[e] = 1<<31+uint32(e), plugin{inc: 1, epoch: 2, down: e == 0, gone: 5, orphans: 3}
+		}
+		fill := func(side []opener) {
+			for i := range side {
+				side[i] = opener{seq: uint8(i) + 1, inc: 2, attempt: 2, sent: 2, epoch: 3, end: endUnknown, pair: 2, at: 1, asked: askedGrant | askedFence, flags: workerGone | sealed}
+			}
+		}
+		fill(st.d[:cfg.Openers])
+		for e := range cfg.Sources {
+			st.toD[e], st.toP[e], st.link[e] = 7, 1<<20, linkGone
+			fill(st.s[e][:cfg.Openers])
+			for k := range cfg.Openers {
+				for c := range cfg.Chunks {
+					st.ops[e][k][c] = op{state: opSkipped, d: 2, epoch: 3, done: k == 0, cut: c == 0}
+				}
+			}
+		}
+		b := x.pack(nil, &st)
+		if x.unpack(b, &got); got != st {
+			t.Errorf("%+v\n%+v", st, got)
+		}
+		for i := range b { // every bit counts
+			c := append([]byte(nil), b...)
+			c[i] ^= 1
+			var other state
+			if x.unpack(c, &other); other == st {
+				t.Errorf("byte %d of %d does not matter", i, len(b))
+			}
+		}
+	}
+}
+
 func explore(t *testing.T, cfg Config, exhaustive bool) {
 	at := time.Now()
 	r, err := Run(cfg)

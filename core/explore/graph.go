@@ -5,7 +5,7 @@ import "github.com/terminus-kv/terminus/core/statemachine"
 // graph looks at the whole set of edges: whether a run can go on for ever, and whether two fresh
 // attempts can always succeed.
 func (x *explorer) graph(r *Result) {
-	n := len(x.states)
+	n := x.met.n
 	x.offsets = append(x.offsets, uint64(len(x.edges)))
 	// Kahn: without a cycle every state is removed once what leads to it is.
 	in := make([]uint32, n)
@@ -34,8 +34,9 @@ func (x *explorer) graph(r *Result) {
 	// breadth-first order until nothing changes (one pass when there is no cycle and depth grows).
 	can := make([]uint8, n)
 	for i := range can {
-		for k := range x.states[i].d {
-			if x.states[i].d[k].end == endSuccess {
+		st := x.met.at(uint32(i))
+		for k := range st.d {
+			if st.d[k].end == endSuccess {
 				can[i] |= 1 << k
 			}
 		}
@@ -52,8 +53,9 @@ func (x *explorer) graph(r *Result) {
 			}
 		}
 	}
-	for i := range x.states {
-		if k, ok := x.fresh(&x.states[i]); ok {
+	for i := range n {
+		st := x.met.at(uint32(i))
+		if k, ok := x.fresh(&st); ok {
 			r.Fresh++
 			if can[i]&(1<<k) == 0 {
 				r.Stuck++

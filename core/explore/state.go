@@ -52,7 +52,6 @@ type openerFlags uint8
 const (
 	workerGone openerFlags = 1 << iota // its worker died: nobody uses the pages again
 	sealed                             // of a destination: no write can land in its pages any more
-	quarantine                         // seen resting there
 )
 
 // asked is what the destination's plugin has not answered yet.
