@@ -9,7 +9,9 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"strconv"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	goplugin "github.com/hashicorp/go-plugin"
@@ -107,11 +109,23 @@ func printInfo(s *Session, out, problems io.Writer) int {
 	return exitOK
 }
 
+// hostGoneWait is how long the end of a session waits for the host's death that may explain it.
+const hostGoneWait = 100 * time.Millisecond
+
+// heapFloor is memory that is never touched, hence never backed by pages. It makes the garbage collector
+// let that much gather before it runs: the heap of most plugins is so small that it would otherwise run
+// every 4 MiB, which under load costs as much as the ops themselves.
+const heapFloor = 32 << 20
+
 // serve runs the plugin process and returns its exit code.
 func serve(s *Session) int {
+	floor := make([]byte, heapFloor)
+	defer runtime.KeepAlive(floor)
 	signal.Ignore(os.Interrupt) // ^C at the engine's terminal is the engine's to handle
 	terminated := make(chan os.Signal, 1)
 	signal.Notify(terminated, unix.SIGTERM)
+	// A line on stderr that the dead engine no longer reads must not kill us before our children.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 
 	stderr := os.Stderr // go-plugin replaces the variable by a pipe of its own
 	sock, err := controlSocket()
@@ -130,21 +144,31 @@ func serve(s *Session) int {
 			Plugins:         goplugin.PluginSet{PluginName: &GRPCPlugin{Service: &grpcServer{session: s}}},
 			Logger:          hclog.NewNullLogger(),
 			GRPCServer: func(opts []grpc.ServerOption) *grpc.Server {
-				return grpc.NewServer(append(opts,
+				return grpc.NewServer(append(opts, grpc.ForceServerCodecV2(newFrameCodec()),
 					grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage),
 					grpc.InitialWindowSize(Window), grpc.InitialConnWindowSize(Window))...)
 			},
 		})
 	}()
 
-	select {
-	case err := <-hostGone:
+	gone := func(err error) int {
 		// Nothing may touch worker memory from here on, so there is nothing to close in good order.
+		killGroup()
 		fmt.Fprintf(stderr, "%s: the engine is gone (%v)\n", s.info.Name, err)
 		return exitHostGone
+	}
+	select {
+	case err := <-hostGone:
+		return gone(err)
 	case <-terminated:
 	case <-stopped: // GRPCController.Shutdown
 	case <-s.Over():
+		select { // the end of a stream may be the first that is seen of the death of the host
+		case err := <-hostGone:
+			return gone(err)
+		case <-stopped:
+		case <-time.After(hostGoneWait):
+		}
 	}
 	if err := s.Close(); err != nil {
 		fmt.Fprintf(stderr, "%s: %v\n", s.info.Name, err)
@@ -155,6 +179,14 @@ func serve(s *Session) int {
 		return exitFault
 	}
 	return exitOK
+}
+
+// killGroup takes the plugin's children along, which no engine is left to end. The host makes every
+// plugin the leader of a process group; one that is not was started by somebody else and is left alone.
+func killGroup() {
+	if pid := os.Getpid(); unix.Getpgrp() == pid {
+		_ = unix.Kill(-pid, unix.SIGKILL)
+	}
 }
 
 // controlSocket finds the plugin's end of the control socketpair.

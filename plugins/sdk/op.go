@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"runtime"
 	"time"
 
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
@@ -65,7 +66,7 @@ func (o *Op) Trace() string { return o.st.trace }
 
 // Context is done when the op should end early; context.Cause tells why (ErrAborted, ErrPeerRemoved,
 // ErrSessionOver). It is also done after the op's end.
-func (o *Op) Context() context.Context { return o.st.ctx }
+func (o *Op) Context() context.Context { return o.st.context() }
 
 // Copies yields the contiguous copies of the op, neighbours joined. It allocates nothing per copy and
 // may be ranged over more than once.
@@ -117,4 +118,8 @@ func (o *Op) Quiesced() { o.st.s.opQuiesced(o.st) }
 // Async lets Transfer return before the op has ended: keep the handle and end it later. A handle that
 // becomes unreachable without an end is ended as Failed(CAUSE_NO_TERMINAL) at the next garbage
 // collection.
-func (o *Op) Async() { o.st.s.opAsync(o.st) }
+func (o *Op) Async() {
+	if !o.st.async.Swap(true) {
+		runtime.AddCleanup(o, func(st *opState) { st.s.opDropped(st) }, o.st)
+	}
+}

@@ -423,3 +423,44 @@ func TestLostWorkers(t *testing.T) {
 		p.End()
 	}
 }
+
+// TestEveryOpGetsItsWorker: as many ops run at once as the backend allows, however slow they are, and those
+// that wait are taken as soon as one ends.
+func TestEveryOpGetsItsWorker(t *testing.T) {
+	const most = 8
+	running, release := make(chan uint64, 2*most), make(chan struct{})
+	r := newRig(t, &script{info: sdk.Info{OpConcurrency: most}, transfer: func(_ *script, op *sdk.Op) {
+		running <- op.ID()
+		<-release
+		op.Done(contract.Lane_LANE_SHM)
+	}})
+	var ops []*sdktest.Pending
+	for range most + 3 {
+		ops = append(ops, r.peer.Submit(r.op(1)))
+	}
+	next := func() {
+		select {
+		case <-running:
+		case <-time.After(sdktest.Wait):
+			t.Fatal("an op got no worker")
+		}
+	}
+	for range most {
+		next()
+	}
+	select {
+	case id := <-running:
+		t.Errorf("op %d runs beyond the concurrency", id)
+	case <-time.After(20 * time.Millisecond):
+	}
+	for range 3 {
+		release <- struct{}{}
+		next()
+	}
+	close(release)
+	for _, op := range ops {
+		if end := op.End(); end.Kind != "done" {
+			t.Errorf("%+v", end)
+		}
+	}
+}

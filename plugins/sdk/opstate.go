@@ -3,10 +3,10 @@ package sdk
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
@@ -51,18 +51,22 @@ type opState struct {
 	priority  int32
 	deadline  time.Time
 	trace     string
-	ctx       context.Context
-	cancel    context.CancelCauseFunc
+	async     atomic.Bool
 
 	// Guarded by s.mu.
-	started  bool // Transfer was called
-	async    bool
+	ctx      context.Context // made when the author first asks for it
+	cancel   context.CancelCauseFunc
+	why      error // the context is done, or will be when it is made: its cause
+	started  bool  // Transfer was called
 	ended    bool
 	quiet    bool
 	moved    uint64 // highest Progress
 	sent     uint64 // highest Progress queued or sent
 	queued   bool   // a Progress waits in the outbox
 	lastSent time.Time
+
+	accepted acceptedMemory // the two events that every op sends
+	done     doneMemory
 }
 
 // transfer runs the author's code for one op on the calling goroutine.
@@ -75,10 +79,6 @@ func (s *Session) transfer(st *opState) {
 	st.started = true
 	s.mu.Unlock()
 
-	op := &Op{st: st}
-	runtime.AddCleanup(op, func(st *opState) { st.s.opDropped(st) }, st)
-	// A fault in mapped memory becomes a panic of this op, not the death of the process.
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if r := recover(); r != nil {
 			s.count("backend_panics", 1)
@@ -86,14 +86,11 @@ func (s *Session) transfer(st *opState) {
 			s.noTerminal(st, fmt.Sprintf("Transfer panicked: %v", r))
 			return
 		}
-		s.mu.Lock()
-		async := st.async
-		s.mu.Unlock()
-		if !async {
+		if !st.async.Load() {
 			s.noTerminal(st, "Transfer returned without an end")
 		}
 	}()
-	s.backend.Transfer(op)
+	s.backend.Transfer(&Op{st: st})
 }
 
 // noTerminal ends an op that its author forgot. An op that has ended is left alone.
@@ -107,15 +104,32 @@ func (s *Session) noTerminal(st *opState, detail string) {
 	s.endLocked(st, opEnd{kind: endFailed, cause: contract.Cause_CAUSE_NO_TERMINAL}, detail)
 }
 
-// opDropped is the cleanup of the author's handle.
+// opDropped is the cleanup of a handle that its author kept.
 func (s *Session) opDropped(st *opState) {
 	s.noTerminal(st, "the op handle was dropped without an end")
 }
 
-func (s *Session) opAsync(st *opState) {
-	s.mu.Lock()
-	st.async = true
-	s.mu.Unlock()
+// context is the author's context of the op. Many an op ends before anybody asks for it.
+func (st *opState) context() context.Context {
+	st.s.mu.Lock()
+	defer st.s.mu.Unlock()
+	if st.ctx == nil {
+		st.ctx, st.cancel = context.WithCancelCause(st.s.ctx)
+		if st.why != nil {
+			st.cancel(st.why)
+		}
+	}
+	return st.ctx
+}
+
+// cancelLocked makes the context done; the first cause counts. s.mu is held.
+func (st *opState) cancelLocked(why error) {
+	if st.why == nil {
+		st.why = why
+	}
+	if st.cancel != nil {
+		st.cancel(why)
+	}
 }
 
 // opEnd carries out the author's end: the first one counts.
@@ -134,11 +148,12 @@ func (s *Session) opEnd(st *opState, e opEnd) {
 	case (e.kind == endFailed || e.kind == endSkipped) && !known(contract.Cause_name, int32(e.cause)):
 		detail = cut(fmt.Sprintf("the backend gave cause %d; %s", e.cause, detail), MaxDetail)
 		e.cause = contract.Cause_CAUSE_INTERNAL
-	case e.kind == endAborted && context.Cause(st.ctx) == ErrPeerRemoved:
+	}
+	s.mu.Lock()
+	if e.kind == endAborted && st.why == ErrPeerRemoved {
 		detail = "the peer was removed"
 		e.kind, e.cause = endFailed, contract.Cause_CAUSE_PEER_UNREACHABLE
 	}
-	s.mu.Lock()
 	ended := st.ended
 	if ended {
 		s.counts["second_ends"]++
@@ -155,20 +170,22 @@ func (s *Session) opEnd(st *opState, e opEnd) {
 func (s *Session) endLocked(st *opState, e opEnd, detail string) {
 	detail = cut(detail, MaxDetail)
 	st.ended, st.quiet = true, e.quiet
-	event := &contract.PluginEvent{}
+	var event *contract.PluginEvent
 	switch e.kind {
 	case endDone:
 		s.bytesDone += st.bytes
-		event.Event = &contract.PluginEvent_Done{Done: &contract.Done{Op: st.id, Bytes: st.bytes, Quiet: e.quiet, Lane: e.lane}}
+		done := &st.done.done
+		done.Op, done.Bytes, done.Quiet, done.Lane = st.id, st.bytes, e.quiet, e.lane
+		event = st.done.link()
 	case endFailed:
-		event.Event = &contract.PluginEvent_Failed{Failed: &contract.Failed{Op: st.id, Cause: e.cause, Detail: detail, Quiet: e.quiet}}
+		event = &contract.PluginEvent{Event: &contract.PluginEvent_Failed{Failed: &contract.Failed{Op: st.id, Cause: e.cause, Detail: detail, Quiet: e.quiet}}}
 	case endSkipped:
-		event.Event = &contract.PluginEvent_Skipped{Skipped: &contract.Skipped{Op: st.id, Cause: e.cause, Detail: detail, Quiet: e.quiet}}
+		event = &contract.PluginEvent{Event: &contract.PluginEvent_Skipped{Skipped: &contract.Skipped{Op: st.id, Cause: e.cause, Detail: detail, Quiet: e.quiet}}}
 	case endAborted:
-		event.Event = &contract.PluginEvent_Aborted{Aborted: &contract.Aborted{Op: st.id, Quiet: e.quiet}}
+		event = &contract.PluginEvent{Event: &contract.PluginEvent_Aborted{Aborted: &contract.Aborted{Op: st.id, Quiet: e.quiet}}}
 	}
 	s.emit(event, len(detail))
-	st.cancel(nil)
+	st.cancelLocked(context.Canceled)
 	st.peer.live--
 	if st.peer.live == 0 && st.peer.removing {
 		notify(s.wake)
@@ -185,7 +202,9 @@ func (s *Session) opQuiesced(st *opState) {
 		s.counts["stray_quiesced"]++
 	} else {
 		st.quiet = true
-		s.emit(&contract.PluginEvent{Event: &contract.PluginEvent_Quiesced{Quiesced: &contract.Quiesced{Op: st.id}}}, 0)
+		m := &quiescedMemory{}
+		m.quiesced.Op = st.id
+		s.emit(m.link(), 0)
 		s.forget(st)
 	}
 	s.mu.Unlock()
@@ -244,7 +263,9 @@ func (s *Session) progressEvent(st *opState) *contract.PluginEvent {
 	defer s.mu.Unlock()
 	st.queued = false
 	st.sent = st.moved
-	return &contract.PluginEvent{Event: &contract.PluginEvent_Progress{Progress: &contract.Progress{Op: st.id, Bytes: st.moved}}}
+	m := &progressMemory{}
+	m.progress.Op, m.progress.Bytes = st.id, st.moved
+	return m.link()
 }
 
 // flushProgress sends what the rate limit held back; called on every beat.
@@ -271,8 +292,36 @@ func (s *Session) abortOp(st *opState, why error) {
 			s.endLocked(st, opEnd{kind: endAborted, quiet: true}, "")
 		}
 	}
+	st.cancelLocked(why)
 	s.mu.Unlock()
-	st.cancel(why)
+}
+
+// endedOps remembers at least the ids of the last recentIDs/2 ops that ended, so that a reused one is
+// noticed. Ids that follow one another, as an engine numbers them, each have a place of their own.
+type endedOps struct {
+	places  []endedOp // by id modulo recentIDs
+	n       uint64    // ops that ended
+	crowded recent    // whose place was taken too early
+}
+
+type endedOp struct{ id, n uint64 }
+
+func newEndedOps() endedOps {
+	return endedOps{places: make([]endedOp, recentIDs), crowded: newRecent(recentIDs)}
+}
+
+func (e *endedOps) add(id uint64) {
+	e.n++
+	place := &e.places[id%recentIDs]
+	if place.n != 0 && place.id != id && e.n-place.n < recentIDs/2 {
+		e.crowded.add(place.id)
+	}
+	*place = endedOp{id, e.n}
+}
+
+func (e *endedOps) has(id uint64) bool {
+	place := &e.places[id%recentIDs]
+	return place.n != 0 && place.id == id || e.crowded.has(id)
 }
 
 // recent remembers the last ids added, so that a reused one is noticed.
@@ -280,17 +329,16 @@ type recent struct {
 	ids  map[uint64]struct{}
 	ring []uint64
 	next int
+	most int
 }
 
-func newRecent(n int) recent {
-	return recent{ids: make(map[uint64]struct{}, n), ring: make([]uint64, 0, n)}
-}
+func newRecent(n int) recent { return recent{ids: make(map[uint64]struct{}), most: n} }
 
 func (r *recent) add(id uint64) {
 	if r.has(id) {
 		return
 	}
-	if len(r.ring) < cap(r.ring) {
+	if len(r.ring) < r.most {
 		r.ring = append(r.ring, id)
 	} else {
 		delete(r.ids, r.ring[r.next])

@@ -2,6 +2,7 @@ package sdk
 
 import (
 	"fmt"
+	"runtime"
 	"time"
 
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
@@ -109,6 +110,7 @@ func (s *Session) logf(level contract.Log_Level, format string, args ...any) {
 func (s *Session) write(stream Stream) error {
 	frame := &contract.PluginFrame{}
 	for {
+		runtime.Gosched() // whoever can run may have more to say: an op's end goes with its Accepted
 		s.mu.Lock()
 		batch := s.out.take()
 		s.mu.Unlock()

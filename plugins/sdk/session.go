@@ -55,18 +55,20 @@ type Session struct {
 	once    sync.Once
 	work    sync.WaitGroup // the loop, transfers and jobs
 
-	control chan *contract.HostFrame
-	beats   chan *contract.PluginFrame
-	fds     chan descriptors
-	results chan func()
-	wake    chan struct{} // 1: the loop should look at its deferred removals and the drain
-	sems    [jobKinds]chan struct{}
+	control  chan *contract.HostFrame
+	beats    chan *contract.PluginFrame
+	fds      chan descriptors
+	results  chan func()
+	wake     chan struct{} // 1: the loop should look at its deferred removals and the drain
+	declared chan struct{} // 1: a long call begins; the host should know before it may stop us from beating
+	sems     [jobKinds]chan struct{}
 
 	mu        sync.Mutex
 	ops       map[uint64]*opState
-	done      recent // ids of ops that ended and are quiet
+	done      endedOps // that are quiet, too
 	queue     []*opState
-	running   int
+	running   int  // workers
+	called    bool // one of them has not taken its first op yet
 	out       outbox
 	counts    map[string]uint64
 	bytesDone uint64
@@ -117,8 +119,9 @@ func NewSession(b Backend) *Session {
 		fds:           make(chan descriptors),
 		results:       make(chan func()),
 		wake:          make(chan struct{}, 1),
+		declared:      make(chan struct{}, 1),
 		ops:           map[uint64]*opState{},
-		done:          newRecent(recentIDs),
+		done:          newEndedOps(),
 		early:         newRecent(recentIDs),
 		refused:       newRecent(recentIDs),
 		out:           newOutbox(),
@@ -442,6 +445,8 @@ func (s *Session) loop(frames <-chan *contract.HostFrame) {
 			s.takeDescriptors(d)
 		case <-s.wake:
 			s.settle()
+		case <-s.declared:
+			s.beat()
 		case <-s.out.room:
 		case <-s.drainDone:
 			s.finishDrain()
@@ -498,6 +503,7 @@ func (s *Session) declareBusy(kind contract.BusyKind, subject uint64) (done func
 	s.nextBusy++
 	id := s.nextBusy
 	s.busy[id] = busyCall{kind: kind, subject: subject, since: time.Now()}
+	notify(s.declared)
 	return func() {
 		s.mu.Lock()
 		delete(s.busy, id)

@@ -317,6 +317,35 @@ func TestBusyBeats(t *testing.T) {
 	eventually(t, "an idle beat", func() bool { return len(h.LastBeat().GetBusy()) == 0 })
 }
 
+// TestBusyIsToldAtOnce: the host hears of a long call when it begins, not at the next regular beat: the
+// call may stop the whole process.
+func TestBusyIsToldAtOnce(t *testing.T) {
+	t.Parallel()
+	b := &script{}
+	h := sdktest.New(t, b)
+	const calls = 8
+	quick := 0
+	for subject := uint64(1); subject <= calls; subject++ {
+		done := b.s.Busy(contract.BusyKind_BUSY_KIND_FIRST_POST, subject)
+		var since uint64
+		eventually(t, "a beat with the call", func() bool {
+			for _, busy := range h.LastBeat().GetBusy() {
+				if busy.Subject == subject {
+					since = busy.SinceNs
+					return true
+				}
+			}
+			return false
+		})
+		if done(); since < uint64(300*time.Millisecond) {
+			quick++
+		}
+	}
+	if quick < calls-2 { // beats that come every second hit that by chance once in a hundred tries
+		t.Errorf("only %d of %d calls were told at once", quick, calls)
+	}
+}
+
 // TestWedgedLoopStopsBeats: beats prove that ops are dispatched, so a dispatcher that hangs is silent.
 func TestWedgedLoopStopsBeats(t *testing.T) {
 	t.Parallel()

@@ -1,9 +1,9 @@
 package sdk
 
 import (
-	"context"
 	"fmt"
 	"math"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -89,17 +89,12 @@ func (s *Session) commFailed(comm uint64, round uint32) {
 	}}}, MaxDetail)
 }
 
-// admit notes op and seq; false means that nothing may be answered, because the op already has its end
-// or will get it.
-func (s *Session) admit(op, seq uint64) (ok bool, err error) {
-	s.mu.Lock()
-	_, live := s.ops[op]
-	over := s.done.has(op)
+// admitLocked notes op and seq; !ok means that nothing may be answered, because the op already has its
+// end or will get it. s.mu is held.
+func (s *Session) admitLocked(op, seq uint64) (ok bool, err error) {
 	last := s.lastSeq
 	s.lastSeq = max(last, seq)
-	s.mu.Unlock()
-	if live || over {
-		s.breach("Submit.op %d is used a second time", op)
+	if _, live := s.ops[op]; live || s.done.has(op) {
 		return false, nil
 	}
 	if seq != last+1 {
@@ -110,29 +105,38 @@ func (s *Session) admit(op, seq uint64) (ok bool, err error) {
 
 // refuse answers an op that is not taken: Accepted, then Failed. It ends quiet: nothing was touched.
 func (s *Session) refuse(op, seq uint64, why error) {
-	ok, err := s.admit(op, seq)
-	if !ok {
-		return
-	}
+	s.mu.Lock()
+	ok, err := s.admitLocked(op, seq)
 	if err != nil {
 		why = err
 	}
-	s.answer(op, &contract.PluginEvent{Event: &contract.PluginEvent_Failed{Failed: &contract.Failed{
-		Op: op, Cause: causeOf(why, contract.Cause_CAUSE_PROTOCOL), Detail: cut(why.Error(), MaxDetail), Quiet: true,
-	}}})
+	if ok {
+		s.answerLocked(op, failedEvent(op, why))
+	}
+	s.mu.Unlock()
+	if !ok {
+		s.usedTwice(op)
+	}
 }
 
-// answer accepts and ends an op that never became one of s.ops.
-func (s *Session) answer(op uint64, end *contract.PluginEvent) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.emit(acceptedEvent(op), 0)
+func (s *Session) usedTwice(op uint64) { s.breach("Submit.op %d is used a second time", op) }
+
+func failedEvent(op uint64, why error) *contract.PluginEvent {
+	return &contract.PluginEvent{Event: &contract.PluginEvent_Failed{Failed: &contract.Failed{
+		Op: op, Cause: causeOf(why, contract.Cause_CAUSE_PROTOCOL), Detail: cut(why.Error(), MaxDetail), Quiet: true,
+	}}}
+}
+
+// answerLocked accepts and ends an op that never became one of s.ops. s.mu is held.
+func (s *Session) answerLocked(op uint64, end *contract.PluginEvent) {
+	s.acceptLocked(op, &acceptedMemory{})
 	s.emit(end, MaxDetail)
 	s.done.add(op)
 }
 
-func acceptedEvent(op uint64) *contract.PluginEvent {
-	return &contract.PluginEvent{Event: &contract.PluginEvent_Accepted{Accepted: &contract.Accepted{Op: op}}}
+func (s *Session) acceptLocked(op uint64, m *acceptedMemory) {
+	m.accepted.Op = op
+	s.emit(m.link(), 0)
 }
 
 func (s *Session) submit(m *contract.Submit) {
@@ -141,76 +145,77 @@ func (s *Session) submit(m *contract.Submit) {
 		s.refuse(m.Op, m.Seq, err)
 		return
 	}
-	ok, err := s.admit(m.Op, m.Seq)
-	if !ok {
-		return
-	}
-	if err != nil {
-		s.answer(m.Op, &contract.PluginEvent{Event: &contract.PluginEvent_Failed{Failed: &contract.Failed{
-			Op: m.Op, Cause: contract.Cause_CAUSE_PROTOCOL, Detail: cut(err.Error(), MaxDetail), Quiet: true,
-		}}})
-		return
-	}
 	s.mu.Lock()
+	ok, err := s.admitLocked(m.Op, m.Seq)
 	switch {
+	case !ok:
+	case err != nil:
+		s.answerLocked(m.Op, failedEvent(m.Op, err))
 	case s.early.has(m.Op):
-		s.mu.Unlock()
-		s.answer(m.Op, &contract.PluginEvent{Event: &contract.PluginEvent_Aborted{Aborted: &contract.Aborted{Op: m.Op, Quiet: true}}})
-		return
+		s.answerLocked(m.Op, &contract.PluginEvent{Event: &contract.PluginEvent_Aborted{Aborted: &contract.Aborted{Op: m.Op, Quiet: true}}})
 	case s.draining:
-		s.mu.Unlock()
-		s.answer(m.Op, &contract.PluginEvent{Event: &contract.PluginEvent_Skipped{Skipped: &contract.Skipped{
+		s.answerLocked(m.Op, &contract.PluginEvent{Event: &contract.PluginEvent_Skipped{Skipped: &contract.Skipped{
 			Op: m.Op, Cause: contract.Cause_CAUSE_SHUTDOWN, Detail: "the plugin is draining", Quiet: true,
 		}}})
-		return
 	case len(s.ops) >= s.maxOps:
-		s.mu.Unlock()
-		s.answer(m.Op, &contract.PluginEvent{Event: &contract.PluginEvent_Failed{Failed: &contract.Failed{
-			Op: m.Op, Cause: contract.Cause_CAUSE_LIMIT, Detail: fmt.Sprintf("Limits.max_ops is %d", s.maxOps), Quiet: true,
-		}}})
-		return
+		s.answerLocked(m.Op, failedEvent(m.Op, &Error{Cause: contract.Cause_CAUSE_LIMIT, Err: fmt.Errorf("Limits.max_ops is %d", s.maxOps)}))
+	default:
+		s.beginLocked(st)
 	}
-	st.ctx, st.cancel = context.WithCancelCause(s.ctx)
+	s.mu.Unlock()
+	if !ok {
+		s.usedTwice(m.Op)
+	}
+}
+
+// beginLocked accepts an op and queues it for a worker. s.mu is held.
+func (s *Session) beginLocked(st *opState) {
 	s.ops[st.id] = st
 	st.peer.live++
 	for _, r := range st.regions {
 		r.unquiet++
 	}
-	s.emit(acceptedEvent(st.id), 0)
-	if s.running < s.concurrency {
-		if s.spawnLocked(func() { s.worker(st) }) {
-			s.running++
-		}
-		s.mu.Unlock()
-		return
-	}
+	s.acceptLocked(st.id, &st.accepted)
 	s.queue = append(s.queue, st)
-	s.mu.Unlock()
+	s.callLocked()
+}
+
+// callLocked starts a worker when ops wait. At most one is on its way; when it has taken its op it calls the
+// next: so ops that end at once need few workers, and every op that takes its time still gets one, up to the
+// concurrency. s.mu is held.
+func (s *Session) callLocked() {
+	if len(s.queue) > 0 && !s.called && s.running < s.concurrency && s.ctx.Err() == nil && s.spawnLocked(s.worker) {
+		s.called = true
+		s.running++
+	}
 }
 
 // worker runs ops until none waits.
-func (s *Session) worker(st *opState) {
-	defer func() {
-		if st != nil { // the backend ended the goroutine (runtime.Goexit): another one goes on
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			if next := s.nextLocked(); next != nil && !s.spawnLocked(func() { s.worker(next) }) {
-				s.running--
-			}
-		}
-	}()
-	for st != nil {
-		s.transfer(st)
+func (s *Session) worker() {
+	// A fault in mapped memory becomes a panic of the op, not the death of the process.
+	debug.SetPanicOnFault(true)
+	defer func() { // also when the backend ends the goroutine (runtime.Goexit)
 		s.mu.Lock()
-		st = s.nextLocked()
+		s.running--
+		s.callLocked()
 		s.mu.Unlock()
+	}()
+	for first := true; ; first = false {
+		s.mu.Lock()
+		s.called = s.called && !first
+		st := s.nextLocked()
+		s.callLocked()
+		s.mu.Unlock()
+		if st == nil {
+			return
+		}
+		s.transfer(st)
 	}
 }
 
-// nextLocked takes the op that waits longest; without one a worker ends. s.mu is held.
+// nextLocked takes the op that waits longest, nil when there is none. s.mu is held.
 func (s *Session) nextLocked() *opState {
 	if len(s.queue) == 0 || s.ctx.Err() != nil {
-		s.running--
 		return nil
 	}
 	st := s.queue[0]

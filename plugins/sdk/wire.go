@@ -68,10 +68,11 @@ func HostPlugins() goplugin.PluginSet {
 	return goplugin.PluginSet{PluginName: &GRPCPlugin{}}
 }
 
-// HostDialOptions are the gRPC limits of the host side, for goplugin.ClientConfig.GRPCDialOptions.
+// HostDialOptions are the gRPC limits and the codec of the host side, for goplugin.ClientConfig.GRPCDialOptions.
 func HostDialOptions() []grpc.DialOption {
 	return []grpc.DialOption{
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage),
+			grpc.ForceCodecV2(newFrameCodec())),
 		grpc.WithInitialWindowSize(Window),
 		grpc.WithInitialConnWindowSize(Window),
 	}
