@@ -1,12 +1,14 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,28 +19,30 @@ import (
 // Client is a session with the engine. All methods may be called from several goroutines, except that
 // Changes and Wait are for one consumer at a time.
 type Client struct {
-	conn  *net.UnixConn
-	pidfd *watchedFD // of the engine; nil where the kernel gives none
-	page  *page
-	clocks
+	conn        *net.UnixConn
+	pidfd       *watchedFD // of the engine; nil where the kernel gives none
+	page        *page
 	node        string
 	incarnation uint64
 	limits      Limits
 
 	rooms []atomic.Pointer[Room] // by slot
 
-	mu      sync.Mutex // seq, pending, out, writing, regions, closed
+	mu      sync.Mutex // seq, pending, out, writing, regions, ready, closed
 	seq     uint64
 	pending map[uint64]*Pending
 	out     []outgoing
 	writing bool
 	regions map[int64]*Region
+	ready   []*Region // of these, which the engine took, in that order; for Redial
 	lastReg int64
 	window  chan struct{} // a token for every unanswered request
 	shut    bool
 
 	poolMu sync.Mutex
-	pools  int
+	pools  []Pool // by number; for Redial
+
+	options Options // for Redial
 
 	free    atomic.Bool // after that: no region can be written by anybody else
 	lost    atomic.Bool // the engine is gone: rooms not ended are Failed(engine_lost)
@@ -52,17 +56,14 @@ type Client struct {
 	once    sync.Once
 }
 
-// clocks are the bounds of a beat that stands still.
-type clocks struct{ unresponsiveAfter, lostAfter time.Duration }
-
 // Bounds of the client.
 const (
-	dialTimeout       = 10 * time.Second
-	writeTimeout      = 15 * time.Second // longer than lostAfter, which decides
-	defaultSlots      = 1024
-	defaultWindow     = 1024
-	unresponsiveAfter = 2 * time.Second  // longer than a scheduling hiccup
-	lostAfter         = 12 * time.Second // longer than the 10 s after which other engines give ours up
+	dialTimeout   = 10 * time.Second
+	writeTimeout  = 15 * time.Second // longer than lostAfter, which decides
+	defaultSlots  = 1024
+	defaultWindow = 1024
+	suspectAfter  = 2 * time.Second  // longer than a scheduling hiccup
+	lostAfter     = 12 * time.Second // longer than the 10 s after which other engines give ours up
 )
 
 // Dial connects, says hello and maps the status page. It takes at most 10 s, less when ctx says so.
@@ -73,9 +74,7 @@ func Dial(ctx context.Context, o Options) (*Client, error) {
 	if o.Window <= 0 {
 		o.Window = defaultWindow
 	}
-	if o.clocks == (clocks{}) {
-		o.clocks = clocks{unresponsiveAfter, lostAfter}
-	}
+	o.SuspectAfter, o.LostAfter = cmp.Or(o.SuspectAfter, suspectAfter), cmp.Or(o.LostAfter, lostAfter)
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	var d net.Dialer
@@ -146,9 +145,9 @@ func hello(ctx context.Context, conn *net.UnixConn, o Options) (*Client, error) 
 		return nil, fmt.Errorf("the engine's status page has %d slots, want %d", p.slots, o.Slots)
 	}
 	c := &Client{
-		conn: conn, page: p, clocks: o.clocks, node: a.Node, incarnation: a.Incarnation, limits: a.limits(),
+		conn: conn, page: p, node: a.Node, incarnation: a.Incarnation, limits: a.limits(),
 		rooms: make([]atomic.Pointer[Room], p.slots), seq: 1,
-		pending: make(map[uint64]*Pending), regions: make(map[int64]*Region), done: make(chan struct{}),
+		pending: make(map[uint64]*Pending), regions: make(map[int64]*Region), done: make(chan struct{}), options: o,
 	}
 	if n := c.limits.Inflight; n > 0 {
 		o.Window = min(o.Window, n)
@@ -197,9 +196,9 @@ func (c *Client) Err() error {
 	}
 }
 
-// Unresponsive reports that the engine's beat has stood still for 2 s of this process's own running
-// time. Nothing is lost yet; after 12 s the client closes its socket and latches engine_lost.
-func (c *Client) Unresponsive() bool { return c.frozen.Load() >= int64(c.unresponsiveAfter) }
+// Unresponsive reports that the engine's beat has stood still for Options.SuspectAfter. Nothing is lost
+// yet; after LostAfter the client closes its socket and latches engine_lost.
+func (c *Client) Unresponsive() bool { return c.frozen.Load() >= int64(c.options.SuspectAfter) }
 
 // Close ends the session: rooms that have not ended end as worker_lost at the engine. Memory stays
 // mapped until Region.Close, because the engine may still write to it.
@@ -262,8 +261,8 @@ func (c *Client) watchBeat() {
 			c.frozen.Store(0)
 			continue
 		}
-		if c.frozen.Add(int64(ran)) >= int64(c.lostAfter) {
-			c.end(fmt.Errorf("%w: its beat stood still for %v", ErrEngineLost, c.lostAfter))
+		if c.frozen.Add(int64(ran)) >= int64(c.options.LostAfter) {
+			c.end(fmt.Errorf("%w: its beat stood still for %v", ErrEngineLost, c.options.LostAfter))
 			return
 		}
 	}
@@ -298,16 +297,17 @@ func (c *Client) AddPool(ctx context.Context, p Pool) (int, error) {
 	}
 	c.poolMu.Lock() // pools are numbered in the order of their requests
 	defer c.poolMu.Unlock()
-	n := c.pools
+	n := len(c.pools)
 	pd, err := c.start(ctx, map[string]any{"t": "pool_add", "pool": n, "pages": p.Pages, "tensors": ts}, nil, nil, nil)
 	if err != nil {
 		return 0, fmt.Errorf("pool %d: %w", n, err)
 	}
-	c.pools++
+	p.Tensors = slices.Clone(p.Tensors)
+	c.pools = append(c.pools, p)
 	err = pd.Wait(ctx)
 	var refused *Error
-	if errors.As(err, &refused) {
-		c.pools-- // the engine gave the number back
+	if errors.As(err, &refused) || c.Err() != nil {
+		c.pools = c.pools[:n] // the engine gave the number back, or is gone
 	}
 	if err != nil {
 		return 0, fmt.Errorf("pool %d: %w", n, err)

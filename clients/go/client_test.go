@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -381,8 +379,7 @@ func TestEngineLost(t *testing.T) {
 
 func TestFrozenBeat(t *testing.T) {
 	e := workertest.Start(t, &workertest.Engine{Config: workerapi.Config{Alive: func() bool { return false }}})
-	o := client.Options{Slots: 4}
-	o.SetClocks(300*time.Millisecond, time.Second)
+	o := client.Options{Slots: 4, SuspectAfter: 300 * time.Millisecond, LostAfter: time.Second}
 	c := dial(t, e, o)
 	r := open(t, c, 1)
 	if c.Unresponsive() {
@@ -500,64 +497,6 @@ func TestStaging(t *testing.T) {
 	if err := s.Put(ids[:1]); err == nil {
 		t.Error("a page was given back twice")
 	}
-}
-
-// A real engine process is killed: rooms latch, and their pages become reusable by proof.
-func TestKilledEngine(t *testing.T) {
-	dir, err := os.MkdirTemp("", "t")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	sock := dir + "/s"
-	cmd := exec.Command(os.Args[0], "-test.run=^TestHelperEngine$")
-	cmd.Env = append(os.Environ(), "ENGINE_SOCKET="+sock)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer cmd.Wait()
-	defer cmd.Process.Kill()
-	workertest.WaitFor(t, "the engine's socket", func() bool {
-		c, err := net.Dial("unix", sock)
-		if err == nil {
-			c.Close()
-		}
-		return err == nil
-	})
-	c := dial(t, &workertest.Engine{Config: workerapi.Config{Socket: sock}}, client.Options{Slots: 4, Notify: true})
-	_, p := pool(t, c)
-	r := open(t, c, 1)
-	ctx := within(t)
-	if err := r.Send(ctx, client.Chunk{Parts: []client.Part{{Pool: p, Pages: []int32{0}}}}); err != nil {
-		t.Fatal(err)
-	}
-	if r.Reusable() {
-		t.Error("reusable while armed")
-	}
-	cmd.Process.Kill()
-	if st, err := r.WaitTerminal(ctx); st != client.Failed || err != nil {
-		t.Fatalf("%v %v", st, err)
-	}
-	if err := client.LeaseProof(); err != nil {
-		t.Skip(err)
-	}
-	if err := r.WaitReusable(ctx); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestHelperEngine is the process of the test above, not a test.
-func TestHelperEngine(t *testing.T) {
-	sock := os.Getenv("ENGINE_SOCKET")
-	if sock == "" {
-		return
-	}
-	e := &workertest.Engine{Config: workerapi.Config{Socket: sock}}
-	if err := e.Run(); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(time.Minute)
-	e.Stop()
 }
 
 func BenchmarkPoll(b *testing.B) {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -122,6 +123,9 @@ func (c *Client) AddRegion(ctx context.Context, r *Region) error {
 	if err != nil {
 		return fmt.Errorf("region %d: %w", id, err)
 	}
+	c.mu.Lock()
+	c.ready = append(c.ready, r)
+	c.mu.Unlock()
 	return nil
 }
 
@@ -162,6 +166,7 @@ func (r *Region) Close() error {
 	if c := r.owner; c != nil {
 		c.mu.Lock()
 		delete(c.regions, r.id)
+		c.ready = slices.DeleteFunc(c.ready, func(x *Region) bool { return x == r })
 		c.mu.Unlock()
 	}
 	if r.lease >= 0 {

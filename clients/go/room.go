@@ -10,13 +10,12 @@ import (
 
 // Room is one attempt of one request's hand-over, opened by this client.
 type Room struct {
-	c     *Client
-	id    int64
-	slot  int32
-	tag   uint64        // of the opener; the word is ours when it carries it
-	final atomic.Uint32 // latched|status|residency once the page no longer speaks for the room
-	// fenced: the engine is gone and its memory is proven free of writers
-	fenced  atomic.Bool
+	c       *Client
+	id      int64
+	slot    int32
+	tag     uint64        // of the opener; the word is ours when it carries it
+	final   atomic.Uint32 // latched|status|residency once the page no longer speaks for the room
+	leaving atomic.Uint32 // latched|status of a room whose release was asked for
 	chunks  atomic.Int32
 	seen    uint16 // last delivered to Changes; under changes.mu
 	changed broadcaster
@@ -60,6 +59,9 @@ func (r *Room) low() uint8 {
 	b := uint8(w & 63)
 	if w>>16 != r.tag {
 		b = uint8(Bootstrapping)
+		if l := r.leaving.Load(); l != 0 { // released, and the answer is on its way: the slot has a new room
+			b = uint8(l&7) | uint8(Released)<<3
+		}
 	}
 	if !lost {
 		return b
@@ -77,7 +79,7 @@ func (r *Room) low() uint8 {
 func (r *Room) afterLoss(f uint32) uint8 {
 	b := uint8(f & 63)
 	if !Residency(b >> 3).Reusable() {
-		if r.fenced.Load() {
+		if r.c.free.Load() {
 			return b&7 | uint8(Fenced)<<3
 		}
 		return b&7 | uint8(Quarantined)<<3
@@ -155,7 +157,7 @@ func (r *Room) Abort(ctx context.Context) error {
 		err = p.Wait(ctx)
 	}
 	var ended *EndedError
-	if errors.As(err, &ended) {
+	if errors.As(err, &ended) || errors.Is(err, ErrReleased) {
 		return nil
 	}
 	return err
@@ -182,6 +184,9 @@ func (r *Room) Release(ctx context.Context) error {
 func (r *Room) StartRelease(ctx context.Context) (*Pending, error) { return r.startRelease(ctx) }
 
 func (r *Room) startRelease(ctx context.Context) (*Pending, error) {
+	if b := r.low(); Status(b & 7).Terminal() {
+		r.leaving.Store(uint32(b&7) | latched)
+	}
 	return r.startApply(ctx, request{T: "release"}, nil, func(a *answer) error {
 		if a.err() == nil {
 			r.forget()
@@ -210,11 +215,7 @@ func (r *Room) Reusable() bool {
 	if r.Residency().Reusable() {
 		return true
 	}
-	if !r.c.lost.Load() || !r.c.fenced() {
-		return false
-	}
-	r.fenced.Store(true)
-	return r.Residency().Reusable()
+	return r.c.lost.Load() && r.c.fenced() && r.Residency().Reusable()
 }
 
 // Failure asks why the room ended; Reason is "none" while it has not.
@@ -229,7 +230,7 @@ func (r *Room) Failure(ctx context.Context) (Failure, error) {
 		}
 		st, res := r.State()
 		f := Failure{Status: st, Residency: res, Reason: ReasonEngineLost, Detail: r.c.Err().Error(),
-			Doc: "The engine is gone; its verdict, if there was one, is in its flight recorder."}
+			Doc: "The engine is gone; its verdict, if there was one, is in its flight recorder: engine rooms why."}
 		if st == Success {
 			f.Reason, f.Doc = "success", "Every byte arrived and the judge said so before the engine was lost."
 		}
@@ -305,6 +306,9 @@ func (r *Room) start(ctx context.Context, q request, payload [][]byte) (*Pending
 }
 
 func (r *Room) startApply(ctx context.Context, q request, payload [][]byte, apply func(*answer) error) (*Pending, error) {
+	if r.released() { // the slot may be another attempt's
+		return nil, fmt.Errorf("room %d: %w", r.id, ErrReleased)
+	}
 	q.Slot, q.Room = r.slot, r.id
 	return r.c.start(ctx, &q, payload, nil, apply)
 }

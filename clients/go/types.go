@@ -12,6 +12,9 @@
 //	err = room.Release(ctx)
 //
 // A terminal status is not permission to reuse pages: that is Residency (Reusable) or WaitReusable.
+//
+// When the engine is lost (Client.Done) every room that has not ended reads Failed (engine_lost), and the
+// worker goes on with the next engine by Client.Redial.
 package client
 
 import (
@@ -109,8 +112,9 @@ type Options struct {
 	Slots  int  // rooms that can be open at once; default 1024, at most 65536
 	Notify bool // ask for an eventfd: Wait* sleep in the kernel instead of polling memory every millisecond
 	Window int  // requests that may be unanswered; default 1024
-
-	clocks clocks // for tests
+	// How long the engine's beat may stand still, in this process's own running time: then it is
+	// Unresponsive (default 2 s), then lost (default 12 s, longer than the engines' clocks.peer_dead).
+	SuspectAfter, LostAfter time.Duration
 }
 
 // Layout says what the bytes of a page mean. It does not depend on the tensor-parallel size.
@@ -219,11 +223,15 @@ func (e *EndedError) Error() string { return "room has ended: " + string(e.Reaso
 // Sentinels.
 var (
 	// ErrEngineLost is returned by every call once the engine is gone.
-	ErrEngineLost = errors.New("engine lost: open a new connection")
+	ErrEngineLost = errors.New("engine lost: see Client.Redial")
 	// ErrClosed is returned after Client.Close.
 	ErrClosed = errors.New("client closed")
+	// ErrAlive is returned by Redial while the session lives.
+	ErrAlive = errors.New("the session is alive")
 	// ErrNotReusable: somebody may still touch the pages.
 	ErrNotReusable = errors.New("pages are not reusable yet")
+	// ErrReleased: the room was released; its slot may hold another by now. Only its status stays.
+	ErrReleased = errors.New("room was released")
 	// ErrNoPages: a Staging has fewer free pages than asked for.
 	ErrNoPages = errors.New("no free staging pages")
 )

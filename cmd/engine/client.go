@@ -24,38 +24,47 @@ func (a *app) engineFlags(c *cobra.Command) {
 	f.DurationVar(&a.timeout, "timeout", 10*time.Second, "longest wait for the engine")
 }
 
-// client finds the engine: --socket, the configuration of -c and TERMINUS_ADMIN__SOCKET, else the only one
-// that answers in the runtime directory.
+// client is of the engine at adminSocket.
 func (a *app) client() (*admin.Client, error) {
+	socket, err := a.adminSocket()
+	if err != nil {
+		return nil, err
+	}
+	return admin.NewClient(socket), nil
+}
+
+// adminSocket finds the engine: --socket, the configuration of -c and TERMINUS_ADMIN__SOCKET, else the only
+// one that answers in the runtime directory.
+func (a *app) adminSocket() (string, error) {
 	switch {
 	case a.socket != "":
-		return admin.NewClient(a.socket), nil
+		return a.socket, nil
 	case len(a.configs) > 0:
 		c, err := config.Load(config.LoadOptions{Files: a.configs, Env: a.environ, Elsewhere: true})
 		if err != nil {
-			return nil, err
+			return "", err
 		}
-		return admin.NewClient(c.Admin.Socket), nil
+		return c.Admin.Socket, nil
 	case a.getenv("TERMINUS_ADMIN__SOCKET") != "":
-		return admin.NewClient(a.getenv("TERMINUS_ADMIN__SOCKET")), nil
+		return a.getenv("TERMINUS_ADMIN__SOCKET"), nil
 	}
 	dir := a.getenv("TERMINUS_RUNTIME_DIR")
 	if dir == "" {
 		dir = config.DefaultRuntimeDir(a.environ)
 	}
 	if a.node != "" {
-		return admin.NewClient(filepath.Join(dir, a.node, "admin.sock")), nil
+		return filepath.Join(dir, a.node, "admin.sock"), nil
 	}
 	found, err := answering(dir)
 	switch {
 	case err != nil:
-		return nil, err
+		return "", err
 	case len(found) == 0:
-		return nil, fmt.Errorf("no engine answers in %s; start one with `engine run`, or name its socket with --socket", dir)
+		return "", fmt.Errorf("no engine answers in %s; start one with `engine run`, or name its socket with --socket", dir)
 	case len(found) > 1:
-		return nil, fmt.Errorf("several engines answer in %s; choose with --node %s", dir, strings.Join(found, " or --node "))
+		return "", fmt.Errorf("several engines answer in %s; choose with --node %s", dir, strings.Join(found, " or --node "))
 	}
-	return admin.NewClient(filepath.Join(dir, found[0], "admin.sock")), nil
+	return filepath.Join(dir, found[0], "admin.sock"), nil
 }
 
 // answering lists the nodes whose admin socket takes a connection.

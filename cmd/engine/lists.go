@@ -71,7 +71,11 @@ func newPeers(a *app) *cobra.Command {
 	return c
 }
 
+// link describes the connection to a peer; "-" for one that is gone.
 func link(p admin.PeerInfo) string {
+	if p.State == "dead" && p.Address == "" {
+		return "-"
+	}
 	kind := "plain"
 	if p.TLS {
 		kind = "tls"

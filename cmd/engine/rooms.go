@@ -90,7 +90,9 @@ func newRoomsGet(a *app) *cobra.Command {
 		RunE: withRoom(func(cmd *cobra.Command, room int64) error {
 			rooms, err := ask(cmd, a, func(ctx context.Context, c *admin.Client) ([]admin.RoomInfo, error) { return c.Room(ctx, room) })
 			if err != nil {
-				return notKnown(err, room)
+				if rooms, err = a.remembered(err, room); err != nil {
+					return err
+				}
 			}
 			return list(a, rooms, func(t *table) {
 				for i, r := range rooms {
@@ -147,7 +149,13 @@ func newRoomsWhy(a *app) *cobra.Command {
 		RunE: withRoom(func(cmd *cobra.Command, room int64) error {
 			why, err := ask(cmd, a, func(ctx context.Context, c *admin.Client) ([]string, error) { return c.Why(ctx, room) })
 			if err != nil {
-				return notKnown(err, room)
+				past, err := a.remembered(err, room)
+				if err != nil {
+					return err
+				}
+				for _, r := range past {
+					why = append(why, whyPast(r))
+				}
 			}
 			return list(a, why, func(t *table) {
 				for _, s := range why {

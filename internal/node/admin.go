@@ -168,6 +168,9 @@ func (n *Node) AbortRoom(ctx context.Context, room int64, role string) (admin.Ab
 		}
 		n.events = append(n.events, core.Event{Kind: core.AdminAbort, Room: room, Role: r})
 	})
+	if err == nil {
+		err = n.ask(ctx, func() {}) // behind the step that does it: who is answered sees the room ended
+	}
 	if err == nil && !found {
 		err = admin.ErrNotFound
 	}
@@ -223,19 +226,23 @@ func (n *Node) Plugins(ctx context.Context) ([]admin.PluginInfo, error) {
 			if s.LastError != nil {
 				i.Detail = s.LastError.Error()
 			}
-			state := "starting"
-			switch {
-			case b.serving:
-				state = "ready"
-			case !b.live:
-				state = "gone"
-			}
-			i.Epochs = []admin.PluginEpoch{{Epoch: s.Epoch, State: state, PID: s.PID, UptimeNS: int64(time.Since(s.Since)), BeatAgeNS: int64(s.BeatAge), Ops: len(b.ops)}}
+			i.Epochs = []admin.PluginEpoch{{Epoch: s.Epoch, State: epochState(s.State, b.live, b.serving), PID: s.PID, UptimeNS: int64(time.Since(s.Since)), BeatAgeNS: int64(s.BeatAge), Ops: len(b.ops)}}
 			out = append(out, i)
 		}
 	})
 	slices.SortFunc(out, func(a, b admin.PluginInfo) int { return strings.Compare(a.Name, b.Name) })
 	return out, err
+}
+
+// epochState names what the newest epoch of a plugin does. live and serving are what has been heard of it.
+func epochState(s pluginhost.State, live, serving bool) string {
+	switch {
+	case serving:
+		return "ready"
+	case live || s == pluginhost.StateStarting || s == pluginhost.StateUp:
+		return "starting"
+	}
+	return "gone"
 }
 
 // Peers implements admin.Engine.
@@ -284,10 +291,24 @@ func (n *Node) Peers(ctx context.Context) ([]admin.PeerInfo, error) {
 				}
 			}
 			out = append(out, i)
+			delete(known, l.Node)
+		}
+		// An engine that is gone is dialled no more. It is named for a while yet: rooms ended because of it.
+		for _, p := range known {
+			if p.Dead && p.Silent < goneListed {
+				out = append(out, admin.PeerInfo{
+					Node: p.Node, Incarnation: p.Incarnation, State: "dead", SinceNS: int64(p.Silent), HeardNS: int64(p.Silent), Rooms: rooms[p.Node],
+					Detail: "its process has ended and no other has taken its place",
+				})
+			}
 		}
 	})
+	slices.SortFunc(out, func(a, b admin.PeerInfo) int { return strings.Compare(a.Node, b.Node) })
 	return out, err
 }
+
+// goneListed is how long Peers names an engine whose process has ended.
+const goneListed = time.Hour
 
 // Groups implements admin.Engine.
 func (n *Node) Groups(ctx context.Context) ([]admin.GroupInfo, error) {

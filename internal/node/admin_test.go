@@ -142,3 +142,23 @@ func TestRegionWithoutBackendIsRefusedAtOnce(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// An engine that has died was not listed any more, as if it had never been.
+func TestPeersNamesAnEngineThatDied(t *testing.T) {
+	t.Parallel()
+	dir := tempDir(t)
+	pe, de := start(t, dir, "p"), start(t, dir, "d")
+	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
+	handOver(t, p, d, 1, []int32{1, 2}, []int32{3, 4})
+	de.stop(t)
+	state := func() string {
+		ps, err := pe.admin.Peers(short(t))
+		if err != nil || len(ps) != 1 || ps[0].Node != "d" {
+			t.Fatalf("%+v, %v", ps, err)
+		}
+		return ps[0].State
+	}
+	eventually(t, "the peer reads dead", func() bool { return state() == "dead" })
+	start(t, dir, "d")
+	eventually(t, "its successor is ready", func() bool { return state() == "ready" })
+}

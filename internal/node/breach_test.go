@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +24,8 @@ import (
 type breacher struct {
 	contract.UnimplementedPluginServer
 	mode string
+	once sync.Once
+	send func(...*contract.PluginEvent) error // to the host, from any goroutine
 	fds  chan [2]int
 	op   uint64 // the last one submitted
 	seq  uint64
@@ -84,16 +87,25 @@ func event(e *contract.PluginEvent) *contract.PluginFrame {
 }
 
 func (b *breacher) Session(s grpc.BidiStreamingServer[contract.HostFrame, contract.PluginFrame]) error {
+	var mu sync.Mutex
+	b.send = func(events ...*contract.PluginEvent) error {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, out := range events {
+			if err := s.Send(event(out)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	for {
 		f, err := s.Recv()
 		if err != nil {
 			return err
 		}
 		for _, ev := range f.Events {
-			for _, out := range b.answer(ev) {
-				if err := s.Send(event(out)); err != nil {
-					return err
-				}
+			if err := b.send(b.answer(ev)...); err != nil {
+				return err
 			}
 		}
 	}
@@ -110,15 +122,27 @@ func (b *breacher) answer(ev *contract.HostEvent) []*contract.PluginEvent {
 		if !v.RegionAdd.NoCanary {
 			binary.LittleEndian.PutUint64(mem[v.RegionAdd.CanaryOffset:], ^v.RegionAdd.Canary)
 		}
+		switch b.mode {
+		case "late":
+			b.once.Do(func() { go scribble(mem, 1) }) // the first region only
+		case "squatter", "squatter-ctrl", "squatter-lease":
+			if !v.RegionAdd.NoCanary { // not the epoch that comes next
+				squat(b.mode, fds)
+			}
+		}
 		return []*contract.PluginEvent{{Event: &contract.PluginEvent_RegionReady{RegionReady: &contract.RegionReady{Region: v.RegionAdd.Region}}}}
 	case *contract.HostEvent_PeerAdd:
-		if b.mode == "slow-peer" {
+		lane := contract.Lane_LANE_ANY
+		switch b.mode {
+		case "slow-peer":
 			time.Sleep(time.Second)
+		case "cma":
+			lane = contract.Lane_LANE_CMA
 		}
-		return []*contract.PluginEvent{{Event: &contract.PluginEvent_PeerReady{PeerReady: &contract.PeerReady{Peer: v.PeerAdd.Peer, Lane: contract.Lane_LANE_ANY}}}}
+		return []*contract.PluginEvent{{Event: &contract.PluginEvent_PeerReady{PeerReady: &contract.PeerReady{Peer: v.PeerAdd.Peer, Lane: lane}}}}
 	case *contract.HostEvent_Stats:
-		stats := &contract.Stats{Id: v.Stats.Id, LastSeq: 1 << 40}
-		if b.mode == "silent" {
+		stats := &contract.Stats{Id: v.Stats.Id, LastSeq: b.seq}
+		if b.mode == "silent" || b.mode == "stuck" || b.mode == "slow" {
 			stats.OpenOps = []uint64{b.op}
 		}
 		return []*contract.PluginEvent{{Event: &contract.PluginEvent_Stats{Stats: stats}}}
@@ -144,6 +168,9 @@ func (b *breacher) breach(m *contract.Submit) []*contract.PluginEvent {
 		return []*contract.PluginEvent{accepted, {Event: &contract.PluginEvent_Failed{Failed: &contract.Failed{Op: m.Op, Cause: contract.Cause_CAUSE_PROTOCOL, Detail: "gap in Submit.seq", Quiet: true}}}}
 	}
 	switch b.mode {
+	case "slow": // behaves, and takes a second
+		time.AfterFunc(time.Second, func() { b.send(done(m.Op, m.Bytes)) })
+		return []*contract.PluginEvent{accepted}
 	case "slow-peer": // behaves, but for its peer
 		return []*contract.PluginEvent{accepted, done(m.Op, m.Bytes)}
 	case "end-twice":
@@ -155,9 +182,13 @@ func (b *breacher) breach(m *contract.Submit) []*contract.PluginEvent {
 		return []*contract.PluginEvent{accepted, done(m.Op+1, m.Bytes)}
 	case "progress-backwards":
 		return []*contract.PluginEvent{accepted, progress(4096), progress(512)}
+	case "cma-done":
+		by := done(m.Op, m.Bytes)
+		by.GetDone().Lane = contract.Lane_LANE_CMA
+		return []*contract.PluginEvent{accepted, by}
 	case "short-done":
 		return []*contract.PluginEvent{accepted, done(m.Op, m.Bytes-1)}
-	case "forgets", "silent":
+	case "forgets", "silent", "stuck":
 		return []*contract.PluginEvent{accepted}
 	}
 	return nil
@@ -169,6 +200,7 @@ func TestPluginBreachesEndItsRooms(t *testing.T) {
 	for mode, want := range map[string]client.Reason{
 		"end-twice": "transfer_failed", "never-accepted": "plugin_lost", "foreign-op": "plugin_lost",
 		"progress-backwards": "plugin_lost", "short-done": "plugin_lost", "forgets": "lost_by_plugin", "silent": "stalled",
+		"cma": "transfer_failed", "cma-done": "plugin_lost",
 	} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()

@@ -79,22 +79,36 @@ func (b *inbox) close() {
 	b.mu.Unlock()
 }
 
-// clock is core time: monotonic time minus the pauses of this process.
+// clock is core time: monotonic time minus the pauses of this process. After a pause it stands still
+// until what arrived meanwhile has been taken in, so that nothing is judged on an old picture.
 type clock struct {
-	start  time.Time
-	last   time.Duration // monotonic, at the last step
-	paused time.Duration // taken out so far
-	pauses uint64
+	start   time.Time
+	last    time.Duration // monotonic, at the last look
+	paused  time.Duration // taken out so far
+	pauses  uint64
+	resumed bool          // a pause was noticed and what it kept waiting is still being taken in
+	since   time.Duration // monotonic: when it was noticed
 }
 
-// now returns core time in nanoseconds, never zero. due is how long the loop meant to sleep at most.
-func (c *clock) now() int64 {
+// resumeBound is how long core time stands still at most after a pause, for an inbox that is never empty.
+const resumeBound = time.Second
+
+// now returns core time in nanoseconds, never zero; idle says that a tick found the inbox empty. The
+// owner calls it once an iteration.
+func (c *clock) now(idle bool) int64 {
 	t := time.Since(c.start)
-	if late := t - c.last - tick; late > pauseBound {
-		c.paused += late
-		c.pauses++
-	}
+	passed := t - c.last
 	c.last = t
+	switch {
+	case passed-tick > pauseBound:
+		c.pauses++
+		c.resumed, c.since = true, t
+	case c.resumed && (idle && t-c.since >= tick || t-c.since >= resumeBound): // readers had a tick to hand over
+		c.resumed = false
+	}
+	if c.resumed {
+		c.paused += passed
+	}
 	return int64(t-c.paused) + int64(time.Second)
 }
 
@@ -105,14 +119,24 @@ func (n *Node) run() {
 	defer timer.Stop()
 	var items []item
 	for {
+		ticked := false
 		select {
 		case <-n.inbox.wake:
 		case <-timer.C:
+			ticked = true
 			timer.Reset(tick)
 		case <-n.quit:
 			return
 		}
 		items = n.inbox.take(items)
+		now := n.clock.now(ticked && len(items) == 0)
+		if n.clock.resumed {
+			// A worker that gave this engine up closed its socket first: it is heard before any peer, or
+			// a room could succeed that its worker has seen fail.
+			for _, id := range n.workers.HungUp() {
+				n.events = append(n.events, core.Event{Kind: core.SessionDown, Session: id})
+			}
+		}
 		for i := range items {
 			if items[i].fn != nil {
 				items[i].fn()
@@ -121,15 +145,14 @@ func (n *Node) run() {
 			}
 			items[i] = item{}
 		}
-		n.step()
+		n.step(now)
 	}
 }
 
 // step runs the core over the collected events and carries out what it asks for. Effects may cause
 // events of their own (a plugin that cannot take an op, a frame to this very engine): they go to the
 // inbox and are seen by the next step.
-func (n *Node) step() {
-	now := n.clock.now()
+func (n *Node) step(now int64) {
 	n.beat(now)
 	n.out.Reset()
 	n.m.Step(now, n.events, &n.out)
@@ -154,8 +177,12 @@ func (n *Node) apply() {
 	for _, s := range out.Gone {
 		n.forgetSession(s)
 	}
+	if dead := n.m.Stats().PeersDead; dead != n.peersDead {
+		n.peersDead = dead
+		n.dropDead()
+	}
 	if len(out.Records) > 0 {
-		n.recorder.add(n.clock.last, out.Records, n)
+		n.record(out.Records)
 	}
 	if out.Drained {
 		n.drainedOnce.Do(func() { close(n.drained) })

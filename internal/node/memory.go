@@ -20,7 +20,7 @@ import (
 // long registration has 120 s of its own.
 const regionBound = 150 * time.Second
 
-// maxGroupNames bounds the names that workers can make the engine remember.
+// maxGroupNames bounds the names that workers, and each peer, can make the engine remember.
 const maxGroupNames = 4096
 
 // worker is a session: what it added and which group rank it is. Kept until the core says that nothing

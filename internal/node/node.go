@@ -21,6 +21,7 @@ import (
 	"github.com/terminus-kv/terminus/core"
 	"github.com/terminus-kv/terminus/internal/admin"
 	"github.com/terminus-kv/terminus/internal/config"
+	"github.com/terminus-kv/terminus/internal/flight"
 	"github.com/terminus-kv/terminus/internal/membership"
 	"github.com/terminus-kv/terminus/internal/peer"
 	"github.com/terminus-kv/terminus/internal/pluginhost"
@@ -65,6 +66,7 @@ type Node struct {
 	events     []core.Event
 	lastBeat   int64
 	backends   []*backend // in order of preference
+	leases     map[leaseKey]*epochLease
 	sessions   map[core.SessionID]*worker
 	regions    map[uint64]*region
 	pools      map[uint64]*localPool
@@ -78,6 +80,7 @@ type Node struct {
 	opEnds     map[telemetry.OpEnd]uint64
 	nextID     uint64 // regions and pools
 	draining   bool
+	peersDead  uint64 // of the core's stats, at the last step
 	recorder   recorder
 	bad        counters
 
@@ -100,7 +103,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	}
 	n := &Node{
 		cfg: cfg, opts: o, log: o.Log, started: time.Now(), inbox: newInbox(), quit: make(chan struct{}), stopped: make(chan struct{}),
-		clock: clock{start: time.Now()}, sessions: map[core.SessionID]*worker{}, regions: map[uint64]*region{}, pools: map[uint64]*localPool{},
+		clock: clock{start: time.Now()}, leases: map[leaseKey]*epochLease{}, sessions: map[core.SessionID]*worker{}, regions: map[uint64]*region{}, pools: map[uint64]*localPool{},
 		groups: map[string]*group{}, groupNames: map[string]bool{}, remotes: map[string]*remote{}, peerIDs: map[string]core.PeerID{}, refused: map[refusalKey]string{},
 		moved: map[telemetry.Moved]uint64{}, opEnds: map[telemetry.OpEnd]uint64{},
 		drained: make(chan struct{}), drainAsked: make(chan struct{}), drainDone: make(chan struct{}),
@@ -147,6 +150,14 @@ func (n *Node) serve(ctx context.Context) (err error) {
 	}
 	stack.add(func() { lease.Close() }) // last: from here on others may hold a proof that we are gone
 	n.incarnation = lease.Incarnation()
+	if n.recorder.file, err = flight.Create(n.cfg.NodeDir(), n.cfg.Node, n.incarnation, flight.DefaultRecords); err != nil {
+		n.log.Error("no room's history will outlive this engine", "err", err)
+	}
+	stack.add(func() {
+		if n.recorder.file != nil {
+			n.recorder.file.Close()
+		}
+	})
 
 	if n.m, err = core.New(coreConfig(n.cfg, n.incarnation)); err != nil {
 		return err
@@ -160,7 +171,7 @@ func (n *Node) serve(ctx context.Context) (err error) {
 	if n.host, err = pluginhost.New(pluginhost.Config{
 		Node: n.cfg.Node, Incarnation: n.incarnation, HostID: n.hostID, EngineVersion: n.opts.Version, RuntimeDir: n.cfg.NodeDir(),
 		Features: []string{"receiver_checked", "byte_progress", "fence_peer", "strided", "layer_range"},
-		Log:      n.log, Sink: func(ev pluginhost.Event) { n.do(func() { n.pluginEvent(ev) }) },
+		Log:      n.log, Sink: func(ev pluginhost.Event) { n.inbox.put(item{fn: func() { n.pluginEvent(ev) }}, true) },
 	}); err != nil {
 		return err
 	}
@@ -229,6 +240,7 @@ func (n *Node) serve(ctx context.Context) (err error) {
 		close(n.quit)
 		select {
 		case <-n.stopped:
+			n.closeLeases()
 		case <-time.After(stopBound):
 			n.log.Error("the owner loop is stuck and is left behind")
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/terminus-kv/terminus/core"
 	"github.com/terminus-kv/terminus/core/layout"
 	"github.com/terminus-kv/terminus/core/statemachine"
+	"github.com/terminus-kv/terminus/internal/flight"
 	"github.com/terminus-kv/terminus/internal/pluginhost"
 	"github.com/terminus-kv/terminus/internal/telemetry"
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
@@ -137,7 +138,7 @@ func (n *Node) opEnded(b *backend, op uint64, ev core.Event) {
 	if ev.Quiet {
 		n.freeOp(b, core.OpID(op), o)
 	}
-	n.opEnds[telemetry.OpEnd{Backend: b.name, End: endNames[ev.End]}]++
+	n.opEnds[telemetry.OpEnd{Backend: b.name, End: flight.EndNames[ev.End]}]++
 	ev.Kind, ev.Op = core.OpEnd, core.OpID(op)
 	n.events = append(n.events, ev)
 }

@@ -29,6 +29,7 @@ type remote struct {
 	endpoints map[endpointKey]peer.Endpoint
 	accepted  map[acceptKey]uint32
 	paired    map[[2]string]string // (own, its) pairs of groups that the core knows, and what it was told
+	names     map[string]bool      // of groups, ever, in whatever incarnation: the core never forgets a name
 }
 
 type endpointKey struct {
@@ -62,7 +63,7 @@ func (r *remote) down(backend string) int {
 }
 
 func newRemote() *remote {
-	return &remote{groups: map[string]peer.Group{}, pools: map[uint64]*remotePool{}, endpoints: map[endpointKey]peer.Endpoint{}, paired: map[[2]string]string{}}
+	return &remote{groups: map[string]peer.Group{}, pools: map[uint64]*remotePool{}, endpoints: map[endpointKey]peer.Endpoint{}, paired: map[[2]string]string{}, names: map[string]bool{}}
 }
 
 func replaceEndpoint(m map[endpointKey]peer.Endpoint, e peer.Endpoint) map[endpointKey]peer.Endpoint {
@@ -105,7 +106,9 @@ func (n *Node) peerEvent(ev peer.Event) {
 	case peer.Hello:
 		if r.inc != ev.Incarnation {
 			n.forgetRemote(id, r)
+			names := r.names
 			*r = *newRemote()
+			r.names = names
 		}
 		r.inc, r.hostID, r.conn, r.up = ev.Incarnation, ev.HostID, ev.Conn, true
 		r.backends = r.backends[:0]
@@ -124,6 +127,12 @@ func (n *Node) peerEvent(ev peer.Event) {
 	case peer.Heard:
 		n.events = append(n.events, core.Event{Kind: core.PeerHeard, Peer: id})
 	case peer.GroupUp:
+		if !r.names[ev.Group.Name] && len(r.names) >= maxGroupNames {
+			n.bad.add("peer", "group_names")
+			n.log.Error("a peer's group is not served: it has used too many names since this engine started", "peer", ev.Node, "group", ev.Group.Name, "names", len(r.names))
+			return
+		}
+		r.names[ev.Group.Name] = true
 		r.groups[ev.Group.Name] = ev.Group
 		n.pairGroups()
 	case peer.GroupGone:
@@ -215,7 +224,6 @@ func (n *Node) forgetPeerEpoch(b *backend, key peerKey, r *remote) {
 	}
 	if p := b.peers[key]; p != nil {
 		n.peerFailed(b, p, "the peer's plugin is gone")
-		delete(b.handles, p.handle)
 		remove(p.handle)
 	}
 	k := acceptKey{b.name, b.epoch, key.epoch}
@@ -335,12 +343,22 @@ func common(order, other []string) []string {
 // sendFrame hands a frame to the link, or to this very engine.
 func (n *Node) sendFrame(f *core.FrameEffect) {
 	if f.Peer == selfPeer {
-		n.post(core.Event{Kind: core.PeerFrame, Peer: selfPeer, Frame: f.Frame})
+		n.post(core.Event{Kind: core.PeerFrame, Peer: selfPeer, Frame: f.Frame.Clone()})
 		return
 	}
 	node := n.peerNames[f.Peer]
 	if r := n.remotes[node]; r != nil && r.up {
 		n.links.Send(node, r.conn, f.Frame, f.Urgent)
+	}
+}
+
+// dropDead ends the streams of peers that the core has given up. Such a peer may wake up on a stream
+// that never broke, and only another Hello makes it one that rooms can use.
+func (n *Node) dropDead() {
+	for _, p := range n.m.Peers() {
+		if r := n.remotes[p.Node]; p.Dead && r != nil && r.up {
+			n.links.Drop(p.Node, r.conn, "the peer is dead: it was silent for longer than clocks.peer_dead, or provably gone")
+		}
 	}
 }
 

@@ -33,6 +33,7 @@ type backend struct {
 
 	live    bool // an epoch is up
 	serving bool // and it has every region: the core may use it
+	faulted bool // it broke the contract and is being ended
 	down    bool
 	epoch   uint32
 	shake   *contract.HandshakeResponse
@@ -175,6 +176,7 @@ func (n *Node) unsent(b *backend, events []*contract.HostEvent, err error) {
 func (n *Node) fault(b *backend, rule, field, detail string) {
 	n.log.Error("plugin broke the contract", "plugin", b.name, "epoch", b.epoch, "rule", rule, "field", field, "detail", detail)
 	n.bad.add("plugin", rule)
+	b.faulted = true
 	if err := b.p.Fault(b.epoch, &contract.Fault{Rule: rule, Field: field, Detail: detail}); err != nil {
 		n.log.Debug("fault not delivered", "plugin", b.name, "err", err)
 	}
@@ -192,16 +194,16 @@ func (n *Node) pluginEvent(ev pluginhost.Event) {
 	case pluginhost.Frame:
 		if b.live && ev.Epoch == b.epoch {
 			for _, e := range ev.Frame.Events {
+				if b.faulted { // what it said after a breach is not believed
+					break
+				}
 				n.pluginFrame(b, e)
 			}
 		}
 	case pluginhost.Lost:
 		n.pluginLost(b, ev)
 	case pluginhost.Reaped:
-		// With every process of the epoch gone and its control socket closed, nothing of it writes any
-		// more (docs/protocol.md, rung 5). A same-host peer that maps our memory does so read-only,
-		// unless its lane is cma; such lanes are not served yet.
-		n.events = append(n.events, core.Event{Kind: core.PluginFenced, Backend: b.name, Epoch: ev.Epoch})
+		n.reaped(leaseKey{b.name, ev.Epoch})
 	case pluginhost.Down:
 		b.down = true
 		n.log.Error("backend is down", "plugin", b.name, "err", ev.Err)
@@ -215,7 +217,7 @@ func (n *Node) pluginEvent(ev pluginhost.Event) {
 }
 
 func (n *Node) pluginUp(b *backend, ev pluginhost.Event) {
-	b.live, b.serving, b.down = true, false, false
+	b.live, b.serving, b.faulted, b.down = true, false, false, false
 	b.epoch, b.shake = ev.Epoch, ev.Handshake
 	b.checked = false
 	for _, f := range ev.Handshake.Features {
@@ -226,6 +228,11 @@ func (n *Node) pluginUp(b *backend, ev pluginhost.Event) {
 	b.regions, b.plans = map[uint64]regionState{}, map[planKey]*plan{}
 	b.peers, b.handles, b.ops = map[peerKey]*pluginPeer{}, map[uint32]*pluginPeer{}, map[core.OpID]*opState{}
 	b.seq, b.out, b.statsAsked = 0, nil, time.Now()
+	if l, err := newEpochLease(); err != nil {
+		n.log.Error("this plugin epoch is fenced by the exit of its processes alone", "plugin", b.name, "epoch", b.epoch, "err", err)
+	} else {
+		n.leases[leaseKey{b.name, b.epoch}] = l
+	}
 	if err := n.cfg.CheckBackend(b.name, config.Duration(ev.Handshake.GetLimits().GetProgressTimeoutNs())); err != nil {
 		n.log.Warn("backend and clocks do not fit", "plugin", b.name, "err", err)
 	}
@@ -302,6 +309,14 @@ func (n *Node) pluginLost(b *backend, ev pluginhost.Event) {
 		return
 	}
 	served := b.serving
+	n.leases[leaseKey{b.name, ev.Epoch}].end()
+	for _, r := range n.remotes {
+		for k := range r.accepted {
+			if k.backend == b.name && k.own == ev.Epoch {
+				delete(r.accepted, k)
+			}
+		}
+	}
 	b.live, b.serving, b.out = false, false, nil
 	b.ops, b.plans = nil, nil
 	n.log.Error("plugin lost", "plugin", b.name, "epoch", ev.Epoch, "err", ev.Err)
@@ -334,7 +349,11 @@ func (n *Node) sendRegion(b *backend, reg *region) {
 		add.CanaryOffset, add.Canary = reg.canaryAt, reg.canary
 	}
 	n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_RegionAdd{RegionAdd: add}})
-	if err := b.p.SendRegion(b.epoch, reg.id, reg.mem, reg.lease); err != nil && !errors.Is(err, pluginhost.ErrEpoch) {
+	lease := reg.lease
+	if l := n.leases[leaseKey{b.name, b.epoch}]; l != nil {
+		lease = l.far
+	}
+	if err := b.p.SendRegion(b.epoch, reg.id, reg.mem, lease); err != nil && !errors.Is(err, pluginhost.ErrEpoch) {
 		n.fault(b, "frame", "control socketpair", "a region's descriptors cannot be sent: "+err.Error())
 	}
 }
@@ -354,6 +373,12 @@ func (n *Node) pluginFrame(b *backend, e *contract.PluginEvent) {
 		n.regionRefused(b, v.RegionFailed)
 	case *contract.PluginEvent_PeerReady:
 		if p := b.handles[v.PeerReady.Peer]; p != nil && !p.ready {
+			if v.PeerReady.Lane == contract.Lane_LANE_CMA {
+				n.log.Error("plugin would reach a peer by a lane that is not served", "plugin", b.name, "peer", n.peerNames[p.peer], "lane", "cma")
+				n.peerFailed(b, p, "plugin "+b.name+": "+cmaRefused)
+				n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_PeerRemove{PeerRemove: &contract.PeerRemove{Peer: p.handle}}})
+				return
+			}
 			p.ready = true
 			n.queue(b, p.wait...)
 			p.wait = nil
@@ -383,6 +408,10 @@ func (n *Node) pluginFrame(b *backend, e *contract.PluginEvent) {
 		o.progress = v.Progress.Bytes
 		n.events = append(n.events, core.Event{Kind: core.OpProgress, Op: core.OpID(v.Progress.Op), Bytes: int64(v.Progress.Bytes)})
 	case *contract.PluginEvent_Done:
+		if v.Done.Lane == contract.Lane_LANE_CMA {
+			n.fault(b, "R4", "Done.lane", fmt.Sprintf("op %d: %s", v.Done.Op, cmaRefused))
+			return
+		}
 		b.lane = v.Done.Lane
 		if o := b.ops[core.OpID(v.Done.Op)]; o != nil && v.Done.Bytes != o.bytes {
 			n.fault(b, "R11", "Done.bytes", fmt.Sprintf("op %d: %d bytes done of %d", v.Done.Op, v.Done.Bytes, o.bytes))
@@ -449,10 +478,15 @@ func (n *Node) regionRefused(b *backend, f *contract.RegionFailed) {
 	n.maybeServe(b)
 }
 
+// cmaRefused is why a plugin may not write into the process of another: such a write goes on when that
+// process, and with it the epoch that the destination's engine fences, is dead and gone.
+const cmaRefused = "lane cma is not served, a write by it outlives the death of the plugin at the other end; configure the backend for shm or tcp"
+
 // peerFailed forgets a peer that the plugin cannot serve and ends what waited for it; the next op tries
 // anew.
 func (n *Node) peerFailed(b *backend, p *pluginPeer, detail string) {
 	delete(b.peers, p.peerKey)
+	delete(b.handles, p.handle)
 	for _, e := range p.wait {
 		if s := e.GetSubmit(); s != nil {
 			id := core.OpID(s.Op)

@@ -1,11 +1,11 @@
 package node
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/terminus-kv/terminus/core"
 	"github.com/terminus-kv/terminus/internal/admin"
+	"github.com/terminus-kv/terminus/internal/flight"
 )
 
 // recorded is one line of history with its time (since the engine's start).
@@ -14,11 +14,33 @@ type recorded struct {
 	core.Record
 }
 
-// recorder keeps the last events of all rooms in a ring, and feeds the watchers.
+// recorder keeps the last events of all rooms in a ring, writes them to the flight recorder, which
+// outlives the engine, and feeds the watchers.
 type recorder struct {
-	ring     [1 << 15]recorded
+	ring     [flight.DefaultRecords]recorded
 	next     int
+	file     *flight.File // nil where it cannot be written
 	watchers map[*watcher]struct{}
+}
+
+// record takes the records of a step.
+func (n *Node) record(recs []core.Record) {
+	if f := n.recorder.file; f != nil {
+		if err := f.Add(time.Now(), recs, n.nodeName); err != nil {
+			n.log.Error("the flight recorder is off until the engine starts again", "err", err)
+			f.Close()
+			n.recorder.file = nil
+		}
+	}
+	n.recorder.add(n.clock.last, recs, n)
+}
+
+// nodeName is the node of a peer, or "" for none.
+func (n *Node) nodeName(id core.PeerID) string {
+	if id < 0 || int(id) >= len(n.peerNames) {
+		return ""
+	}
+	return n.peerNames[id]
 }
 
 // watcher is one reader of changes. A full channel drops changes and counts them.
@@ -47,7 +69,7 @@ func (r *recorder) add(at time.Duration, recs []core.Record, n *Node) {
 			if w.room >= 0 && w.room != recs[i].Room {
 				continue
 			}
-			c := admin.RoomChange{What: what(&recs[i], n)}
+			c := admin.RoomChange{What: flight.What(&recs[i], n.nodeName(recs[i].Peer))}
 			for _, v := range n.m.Room(recs[i].Room) {
 				if v.Own == recs[i].Own && v.Role == recs[i].Role {
 					c.RoomInfo = n.roomInfo(&v)
@@ -64,43 +86,8 @@ func (r *recorder) history(now time.Duration, v *core.View, n *Node) []admin.Cha
 	for i := max(0, r.next-len(r.ring)); i < r.next; i++ {
 		rec := &r.ring[i%len(r.ring)]
 		if rec.Room == v.Room && rec.Role == v.Role && rec.Own == v.Own {
-			out = append(out, admin.Change{AgeNS: int64(now - rec.at), What: what(&rec.Record, n)})
+			out = append(out, admin.Change{AgeNS: int64(now - rec.at), What: flight.What(&rec.Record, n.nodeName(rec.Peer))})
 		}
 	}
 	return out
-}
-
-func what(r *core.Record, n *Node) string {
-	peer := ""
-	if r.Peer >= 0 && int(r.Peer) < len(n.peerNames) {
-		peer = n.peerNames[r.Peer]
-	}
-	switch r.Kind {
-	case core.RecOpen:
-		return "opened by the worker"
-	case core.RecState:
-		return "state " + r.State.String()
-	case core.RecEnd:
-		if r.Detail != "" {
-			return fmt.Sprintf("ended: %s (%s)", r.Reason, r.Detail)
-		}
-		return "ended: " + r.Reason.String()
-	case core.RecResidency:
-		return "pages " + r.Residency.String()
-	case core.RecFrameIn:
-		return fmt.Sprintf("%s from %s", r.Frame, peer)
-	case core.RecFrameOut:
-		return fmt.Sprintf("%s to %s", r.Frame, peer)
-	case core.RecOp:
-		return fmt.Sprintf("operation of %d bytes submitted", r.Bytes)
-	case core.RecOpEnd:
-		how := endNames[r.End]
-		if r.Detail != "" {
-			how += " (" + r.Detail + ")"
-		}
-		return "operation " + how
-	case core.RecReleased:
-		return "pages released to the worker"
-	}
-	return "a late message changed nothing"
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/terminus-kv/terminus/core"
 	"github.com/terminus-kv/terminus/core/layout"
 	"github.com/terminus-kv/terminus/core/statemachine"
 	"github.com/terminus-kv/terminus/internal/workerapi"
@@ -85,8 +84,6 @@ func lane(name string) contract.Lane {
 	}
 	return contract.Lane_LANE_ANY
 }
-
-var endNames = map[core.EndKind]string{core.EndDone: "done", core.EndFailed: "failed", core.EndSkipped: "skipped", core.EndAborted: "aborted"}
 
 func jsonOptions(o map[string]any) ([]byte, error) {
 	b, err := json.Marshal(o)

@@ -17,6 +17,7 @@ import (
 type announcements struct {
 	groups    map[groupKey]*wire.Frame
 	pools     map[uint64]*wire.Frame
+	tensors   int // of all pools
 	endpoints map[epochKey]Endpoint
 	lost      []epochKey // oldest first
 	draining  bool
@@ -128,7 +129,11 @@ func (l *Links) AnnouncePool(p Pool) error {
 	if len(l.pools) >= maxPools {
 		return fmt.Errorf("pool %d: %d pools are announced already, at most %d", p.ID, len(l.pools), maxPools)
 	}
+	if l.tensors+len(p.Tensors) > maxAllTensors {
+		return fmt.Errorf("pool %d: %d tensors are announced already, with its %d more than %d", p.ID, l.tensors, len(p.Tensors), maxAllTensors)
+	}
 	l.pools[p.ID] = f
+	l.tensors += len(p.Tensors)
 	l.broadcast(same(f))
 	return nil
 }
@@ -137,9 +142,11 @@ func (l *Links) AnnouncePool(p Pool) error {
 func (l *Links) RemovePool(id uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, ok := l.pools[id]; !ok {
+	f, ok := l.pools[id]
+	if !ok {
 		return
 	}
+	l.tensors -= len(f.GetPool().GetTensors())
 	delete(l.pools, id)
 	l.broadcast(same(&wire.Frame{Frame: &wire.Frame_PoolGone{PoolGone: &wire.PoolGone{Pool: id}}}))
 }

@@ -49,12 +49,17 @@ func encodeRoom(f core.Frame) (*wire.Frame, error) {
 	if f.Room < 0 {
 		return nil, bad("room", "%d is negative", f.Room)
 	}
-	r := &wire.Room{
-		Room:        uint64(f.Room),
-		Source:      encodeOpener(f.S),
-		Destination: encodeOpener(f.D),
-		Attempt:     f.Att,
-	}
+	// One allocation: rooms end by the thousand.
+	x := &struct {
+		frame               wire.Frame
+		body                wire.Frame_Room
+		room                wire.Room
+		source, destination wire.Opener
+	}{}
+	r := &x.room
+	x.frame.Frame, x.body.Room = &x.body, r
+	r.Room, r.Attempt = uint64(f.Room), f.Att
+	r.Source, r.Destination = encodeOpener(f.S, &x.source), encodeOpener(f.D, &x.destination)
 	switch f.Kind {
 	case core.FrameQueued:
 		r.Kind = &wire.Room_Queued{Queued: &wire.Queued{Group: f.Group, PeerGroup: f.PeerGroup}}
@@ -90,7 +95,7 @@ func encodeRoom(f core.Frame) (*wire.Frame, error) {
 	if _, err := decodeRoom(r); err != nil {
 		return nil, err
 	}
-	return &wire.Frame{Frame: &wire.Frame_Room{Room: r}}, nil
+	return &x.frame, nil
 }
 
 // decodeRoom checks r and converts it. On error the frame has what could be read of Kind, Room, S and
@@ -245,11 +250,13 @@ func decodeReason(n uint32) statemachine.Reason {
 	return statemachine.Reason(n)
 }
 
-func encodeOpener(o statemachine.Opener) *wire.Opener {
+// encodeOpener writes o to w and returns w; nil for none.
+func encodeOpener(o statemachine.Opener, w *wire.Opener) *wire.Opener {
 	if o.IsZero() {
 		return nil
 	}
-	return &wire.Opener{Incarnation: o.Inc, Sequence: o.Seq}
+	w.Incarnation, w.Sequence = o.Inc, o.Seq
+	return w
 }
 
 func decodeOpener(field string, o *wire.Opener) (statemachine.Opener, error) {

@@ -173,7 +173,7 @@ func TestBadRoomFrames(t *testing.T) {
 
 // A reason that a newer release appended reads as one that is still true.
 func TestUnknownReason(t *testing.T) {
-	f, err := decodeRoom(&wire.Room{Source: encodeOpener(opS), Kind: &wire.Room_Abort{Abort: &wire.Abort{Reason: 9999}}})
+	f, err := decodeRoom(&wire.Room{Source: encodeOpener(opS, &wire.Opener{}), Kind: &wire.Room_Abort{Abort: &wire.Abort{Reason: 9999}}})
 	if err != nil || f.Reason != statemachine.PeerAborted {
 		t.Fatalf("%v, %v", f.Reason, err)
 	}

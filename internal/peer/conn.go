@@ -41,16 +41,14 @@ type conn struct {
 	done chan struct{}
 	why  string // valid after done
 
-	// What this stream announced, pools with their pages; only the reader touches them.
-	groups map[groupKey]struct{}
-	pools  map[uint64]int32
+	held held // what this stream announced; only the reader touches it
 }
 
 func newConn(k *link, st stream, h hello, dialled bool, creds string) *conn {
 	c := &conn{
 		id: k.links.lastConn.Add(1), link: k, stream: st, dialled: dialled, hello: h, creds: creds,
 		out: newQueue(k.links.cfg.QueueFrames, k.links.cfg.QueueBytes), since: time.Now(),
-		done: make(chan struct{}), groups: make(map[groupKey]struct{}), pools: make(map[uint64]int32),
+		done: make(chan struct{}), held: newHeld(),
 	}
 	c.heard.Store(time.Now().UnixNano())
 	return c
@@ -154,6 +152,7 @@ func (c *conn) read(frames []*wire.Frame) {
 	for {
 		c.batches.Add(1)
 		c.heard.Store(time.Now().UnixNano())
+		c.link.count(func(n *Counters) { n.Received += uint64(len(frames)) })
 		for _, f := range frames {
 			if err := c.take(f); err != nil {
 				c.end(err.Error())
@@ -178,7 +177,6 @@ var errOver = errors.New("the stream was replaced")
 
 // take handles one frame. An error ends the stream.
 func (c *conn) take(f *wire.Frame) error {
-	c.link.count(func(n *Counters) { n.Received++ })
 	ev := Event{Node: c.hello.node, Incarnation: c.hello.incarnation, Conn: c.id}
 	var err error
 	switch m := f.GetFrame().(type) {
@@ -206,11 +204,6 @@ func (c *conn) take(f *wire.Frame) error {
 		ev.Kind = GroupUp
 		if ev.Group, err = decodeGroup(m.Group); err != nil {
 			c.refuseGroup(ev.Group, err)
-		} else {
-			c.groups[groupKey{ev.Group.Name, ev.Group.Role}] = struct{}{}
-			if len(c.groups) > maxGroups {
-				return fmt.Errorf("the peer announced more than %d groups", maxGroups)
-			}
 		}
 	case *wire.Frame_GroupGone:
 		ev.Kind = GroupGone
@@ -218,19 +211,12 @@ func (c *conn) take(f *wire.Frame) error {
 		if ev.Group.Role, err = decodeRole("group_gone.role", m.GroupGone.GetRole()); err == nil {
 			err = checkName("group_gone.name", ev.Group.Name)
 		}
-		delete(c.groups, groupKey{ev.Group.Name, ev.Group.Role})
 	case *wire.Frame_Pool:
 		ev.Kind = PoolUp
-		if ev.Pool, err = decodePool(m.Pool); err == nil {
-			c.pools[ev.Pool.ID] = ev.Pool.Pages
-			if len(c.pools) > maxPools {
-				return fmt.Errorf("the peer announced more than %d pools", maxPools)
-			}
-		}
+		ev.Pool, err = decodePool(m.Pool)
 	case *wire.Frame_PoolGone:
 		ev.Kind = PoolGone
 		ev.Pool.ID = m.PoolGone.GetPool()
-		delete(c.pools, ev.Pool.ID)
 	case *wire.Frame_Endpoint:
 		ev.Kind = EndpointUp
 		ev.Endpoint, err = decodeEndpoint(m.Endpoint, c.hello.incarnation)
@@ -266,6 +252,9 @@ func (c *conn) take(f *wire.Frame) error {
 		c.bad(err)
 		return nil
 	}
+	if err := c.held.take(&ev, 1); err != nil {
+		return err
+	}
 	if !c.link.deliver(c, ev) {
 		return errOver
 	}
@@ -295,13 +284,13 @@ func (c *conn) refuseGroup(g Group, err error) {
 func (c *conn) checkPages(f core.Frame) error {
 	for _, r := range f.Ranks {
 		for _, p := range r.Parts {
-			pages, ok := c.pools[p.Pool]
+			pool, ok := c.held.pools[p.Pool]
 			if !ok {
 				return bad("pages.pool", "pool %d was not announced", p.Pool)
 			}
 			for _, run := range p.Runs {
-				if last := int64(run.Start) + int64(run.Count-1)*int64(run.Stride); last >= int64(pages) {
-					return bad("pages", "page %d is outside pool %d of %d pages", last, p.Pool, pages)
+				if last := int64(run.Start) + int64(run.Count-1)*int64(run.Stride); last >= int64(pool.pages) {
+					return bad("pages", "page %d is outside pool %d of %d pages", last, p.Pool, pool.pages)
 				}
 			}
 		}

@@ -1,12 +1,10 @@
 package peer
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
@@ -28,9 +26,8 @@ type link struct {
 	// order and an older stream delivers nothing after a newer Hello.
 	deliverMu sync.Mutex
 	// What the Sink holds of the incarnation that is, or was last, up. deliverMu guards them.
-	told   uint64 // that incarnation
-	groups map[groupKey]struct{}
-	pools  map[uint64]struct{}
+	told uint64 // that incarnation
+	held held
 
 	mu       sync.Mutex
 	cur      *conn
@@ -74,44 +71,20 @@ func (k *link) deliver(c *conn, ev Event) bool {
 	if k.current() != c {
 		return false
 	}
-	switch ev.Kind {
-	case GroupUp:
-		k.groups[groupKey{ev.Group.Name, ev.Group.Role}] = struct{}{}
-	case GroupGone:
-		delete(k.groups, groupKey{ev.Group.Name, ev.Group.Role})
-	case PoolUp:
-		k.pools[ev.Pool.ID] = struct{}{}
-	case PoolGone:
-		delete(k.pools, ev.Pool.ID)
-	}
 	// More than both streams of a change may announce: the peer keeps breaking off before Announced.
-	if len(k.groups) > 2*maxGroups || len(k.pools) > 2*maxPools {
-		c.end("the peer announces without end")
+	if err := k.held.take(&ev, 2); err != nil {
+		c.end(err.Error())
 		return false
 	}
 	k.links.cfg.Sink(ev)
 	return true
 }
 
-// forgotten lists what the Sink holds and c, at the end of its announcements, has not repeated: pools
-// first, by id, then groups, by name.
-func (k *link) forgotten(c *conn) (gone []Event) {
+// forgotten lists what the Sink holds and c, at the end of its announcements, has not repeated.
+func (k *link) forgotten(c *conn) []Event {
 	k.deliverMu.Lock()
 	defer k.deliverMu.Unlock()
-	for id := range k.pools {
-		if _, ok := c.pools[id]; !ok {
-			gone = append(gone, Event{Kind: PoolGone, Pool: Pool{ID: id}})
-		}
-	}
-	for g := range k.groups {
-		if _, ok := c.groups[g]; !ok {
-			gone = append(gone, Event{Kind: GroupGone, Group: Group{Name: g.name, Role: g.role}})
-		}
-	}
-	slices.SortFunc(gone, func(a, b Event) int {
-		return cmp.Or(-cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Pool.ID, b.Pool.ID), cmp.Compare(a.Group.Name, b.Group.Name), cmp.Compare(a.Group.Role, b.Group.Role))
-	})
-	return gone
+	return k.held.missing(&c.held)
 }
 
 // admit decides whether c may become the stream of this peer. k.mu is held.
@@ -160,7 +133,7 @@ func (k *link) install(c *conn) *Refusal {
 		k.links.cfg.Sink(downEvent(old))
 	}
 	if c.hello.incarnation != k.told {
-		k.told, k.groups, k.pools = c.hello.incarnation, make(map[groupKey]struct{}), make(map[uint64]struct{})
+		k.told, k.held = c.hello.incarnation, newHeld()
 	}
 	if !k.links.attach(k, c) {
 		return &Refusal{Code: RefusedClosing, Detail: "the engine is stopping"}

@@ -60,7 +60,7 @@ func New(cfg Config) (*Links, error) {
 		}
 	}
 	var err error
-	if l.listener, err = listen(cfg.Listen); err != nil {
+	if l.listener, err = listen(cfg.Listen, l.log); err != nil {
 		return nil, fmt.Errorf("peer links: %w", err)
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
@@ -308,8 +308,10 @@ func (l *Links) Send(node string, conn uint64, f core.Frame, urgent bool) bool {
 		return false
 	}
 	w, err := encodeRoom(f)
-	if err == nil && proto.Size(w) > maxFrame {
-		err = fmt.Errorf("the frame has %d bytes, at most %d", proto.Size(w), maxFrame)
+	if err == nil && sizeOf(w) > maxFrame {
+		if n := proto.Size(w); n > maxFrame {
+			err = fmt.Errorf("the frame has %d bytes, at most %d", n, maxFrame)
+		}
 	}
 	if err != nil {
 		k.count(func(n *Counters) { n.Dropped++ })
@@ -317,6 +319,19 @@ func (l *Links) Send(node string, conn uint64, f core.Frame, urgent bool) bool {
 		return false
 	}
 	return c.send(w, urgent)
+}
+
+// Drop ends the stream that Hello event conn announced, if it still is the peer's; another is dialled.
+func (l *Links) Drop(node string, conn uint64, why string) {
+	l.mu.Lock()
+	k := l.links[node]
+	l.mu.Unlock()
+	if k == nil {
+		return
+	}
+	if c := k.current(); c != nil && c.id == conn {
+		c.end(why)
+	}
 }
 
 // Refuse tells a peer that one of its groups cannot be paired with one of ours. The stream lives on;

@@ -1,7 +1,9 @@
 package peer
 
 import (
+	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"strings"
@@ -15,11 +17,14 @@ import (
 const maxConns = 2048
 
 // listen opens the socket. The file of a predecessor that nobody listens on any more is removed.
-func listen(address string) (net.Listener, error) {
+func listen(address string, log *slog.Logger) (net.Listener, error) {
 	path, ok := strings.CutPrefix(address, "unix:")
 	if !ok {
 		ln, err := net.Listen("tcp", address)
-		return &boundedListener{Listener: ln}, err
+		if err != nil {
+			return nil, err
+		}
+		return newBounded(ln, log), nil
 	}
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		c.Close()
@@ -40,21 +45,48 @@ func listen(address string) (net.Listener, error) {
 		ln.Close()
 		return nil, fmt.Errorf("listen %s: %w", address, err)
 	}
-	return &boundedListener{Listener: ln}, nil
+	return newBounded(ln, log), nil
 }
 
+// boundedListener bounds the open connections, and no error but its own Close ends it: a server that
+// stops to listen because the machine was short of something would be gone for good.
 type boundedListener struct {
 	net.Listener
-	open atomic.Int64
+	log    *slog.Logger
+	open   atomic.Int64
+	once   sync.Once
+	closed chan struct{}
+}
+
+func newBounded(ln net.Listener, log *slog.Logger) *boundedListener {
+	return &boundedListener{Listener: ln, log: log, closed: make(chan struct{})}
+}
+
+// Close implements net.Listener.
+func (l *boundedListener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return l.Listener.Close()
 }
 
 // Accept implements net.Listener.
 func (l *boundedListener) Accept() (net.Conn, error) {
+	pause := 5 * time.Millisecond
 	for {
 		c, err := l.Listener.Accept()
-		if err != nil {
+		if errors.Is(err, net.ErrClosed) {
 			return nil, err
 		}
+		if err != nil { // out of descriptors or memory: it passes
+			l.log.Warn("peer listener: accept failed", "listen", l.Addr().String(), "err", err, "again_in", pause)
+			select {
+			case <-time.After(pause):
+			case <-l.closed:
+				return nil, net.ErrClosed
+			}
+			pause = min(2*pause, time.Second)
+			continue
+		}
+		pause = 5 * time.Millisecond
 		if l.open.Add(1) <= maxConns {
 			return &countedConn{Conn: c, open: &l.open}, nil
 		}

@@ -1,12 +1,55 @@
 package peer
 
 import (
+	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
+
+// shortListener has no memory for its first accepts.
+type shortListener struct {
+	net.Listener
+	fails int
+}
+
+func (l *shortListener) Accept() (net.Conn, error) {
+	if l.fails > 0 {
+		l.fails--
+		return nil, &net.OpError{Op: "accept", Net: "tcp", Err: os.NewSyscallError("accept4", syscall.ENOBUFS)}
+	}
+	return l.Listener.Accept()
+}
+
+// The listener outlives errors that pass, and its Close does not wait for one to pass.
+func TestListenerOutlivesErrors(t *testing.T) {
+	t.Parallel()
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	short := &shortListener{inner, 3}
+	ln := newBounded(short, slog.New(slog.DiscardHandler))
+	out, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	in, err := ln.Accept()
+	if err != nil {
+		t.Fatalf("after errors that pass: %v", err)
+	}
+	in.Close()
+	short.fails = 1 << 30
+	time.AfterFunc(50*time.Millisecond, func() { ln.Close() })
+	if _, err := ln.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
 
 func TestConfig(t *testing.T) {
 	base := fast("a", 1, "unix:/tmp/x")
@@ -63,7 +106,7 @@ func TestConfig(t *testing.T) {
 }
 
 func TestConnectionBound(t *testing.T) {
-	ln, err := listen("127.0.0.1:0")
+	ln, err := listen("127.0.0.1:0", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

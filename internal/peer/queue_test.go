@@ -1,7 +1,12 @@
 package peer
 
 import (
+	"math"
 	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/terminus-kv/terminus/core/statemachine"
 )
 
 // Urgent frames overtake those that wait.
@@ -20,6 +25,27 @@ func TestUrgent(t *testing.T) {
 	}
 	if q.bytes != 0 || q.len() != 0 || q.take() != nil {
 		t.Fatal("the queue is not empty")
+	}
+}
+
+// sizeOf is never too small, whatever the numbers, or a batch could exceed what the peer reads.
+func TestSizeOf(t *testing.T) {
+	largest := statemachine.Opener{Inc: 1<<64 - 1, Seq: 1<<64 - 1}
+	for name, f := range roomFrames() {
+		f.Room, f.Att, f.Bytes = math.MaxInt64, 1<<64-1, math.MaxInt64
+		if !f.S.IsZero() {
+			f.S = largest
+		}
+		if !f.D.IsZero() {
+			f.D = largest
+		}
+		w, err := encodeRoom(f)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if got, exact := sizeOf(w), proto.Size(w); got < exact || got > exact+256 {
+			t.Errorf("%s: %d, the frame has %d", name, got, exact)
+		}
 	}
 }
 
@@ -59,7 +85,7 @@ func TestQueueBounds(t *testing.T) {
 			next++
 		}
 	}
-	if next != 10 || batches != 5 || q.bytes != 0 {
+	if next != 10 || batches != 10 || q.bytes != 0 {
 		t.Fatalf("%d frames in %d batches, %d bytes left", next, batches, q.bytes)
 	}
 }

@@ -3,9 +3,6 @@ package pluginhost
 import (
 	"bytes"
 	"io"
-	"net"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -119,29 +116,6 @@ func TestTail(t *testing.T) {
 	if got := quote(strings.Repeat("a", 2000)); len(got) > 1010 {
 		t.Errorf("quote has %d bytes", len(got))
 	}
-}
-
-// TestForeignServer: a socket that is served by somebody else is refused.
-func TestForeignServer(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	conn, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	cmd := exec.Command("sleep", "60")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer cmd.Wait()
-	defer cmd.Process.Kill()
-	p := &process{cmd: cmd, started: true}
-	wantText(t, p.serves(conn.(*net.UnixConn)), "not of the plugin's process group")
 }
 
 func TestBudget(t *testing.T) {

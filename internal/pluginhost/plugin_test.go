@@ -7,7 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -17,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/terminus-kv/terminus/plugins/sdk"
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
@@ -24,6 +27,8 @@ import (
 
 // The test binary is also the plugin (args "plugin MODE") and the host that gets killed ("host MODE DIR").
 func TestMain(m *testing.M) {
+	// Under the race detector a process sleeps a second before it exits; plugins inherit this.
+	os.Setenv("GORACE", "atexit_sleep_ms=0 "+os.Getenv("GORACE"))
 	if len(os.Args) > 2 {
 		switch os.Args[1] {
 		case "plugin":
@@ -31,6 +36,9 @@ func TestMain(m *testing.M) {
 			os.Exit(0)
 		case "host":
 			hostMain(os.Args[2], os.Args[3])
+			os.Exit(0)
+		case "wake": // the process of argument 2 after the time of argument 3
+			wakeMain(os.Args[2], os.Args[3])
 			os.Exit(0)
 		}
 	}
@@ -48,8 +56,18 @@ func pluginMain(mode string) {
 	case "pollute":
 		fmt.Println("Welcome to my plugin!")
 		time.Sleep(time.Minute)
-	case "pollute-long":
-		os.Stdout.WriteString(strings.Repeat("x", 1<<20))
+	case "pollute-endless":
+		for {
+			os.Stdout.WriteString(strings.Repeat("x", 1<<16))
+		}
+	case "stopped-at-start":
+		syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+	case "foreign": // a socket of somebody else, by a name in the right place
+		path := os.Getenv("PLUGIN_UNIX_SOCKET_DIR") + "/s"
+		if err := os.Symlink(os.Getenv("FOREIGN_SOCKET"), path); err != nil {
+			panic(err)
+		}
+		fmt.Printf("1|1|unix|%s|grpc|\n", path)
 		time.Sleep(time.Minute)
 	case "tcp":
 		fmt.Println("1|1|tcp|127.0.0.1:9|grpc|")
@@ -59,6 +77,17 @@ func pluginMain(mode string) {
 		time.Sleep(time.Minute)
 	case "sdk":
 		sdk.Main(nullBackend{})
+	case "sdk-with-child", "sdk-with-daemon", "sdk-with-child-and-a-lot-to-say":
+		if strings.HasSuffix(mode, "say") {
+			stderr := os.Stderr // go-plugin replaces the variable
+			go func() {
+				for {
+					stderr.WriteString("still here\n")
+					time.Sleep(10 * time.Microsecond)
+				}
+			}()
+		}
+		sdk.Main(nullBackend{child: true, daemon: mode == "sdk-with-daemon"})
 	case "sleep": // a descendant that nobody looks after
 		time.Sleep(time.Minute)
 	}
@@ -86,6 +115,8 @@ type testPlugin struct {
 	contract.UnimplementedPluginServer
 	mode    string
 	regions chan regionFDs
+	busy    atomic.Bool
+	beats   atomic.Uint64 // sent
 }
 
 // lease reads the control socket and exits when the host is gone.
@@ -136,12 +167,13 @@ func (p *testPlugin) Handshake(_ context.Context, r *contract.HandshakeRequest) 
 func (p *testPlugin) Control(s grpc.BidiStreamingServer[contract.HostFrame, contract.PluginFrame]) error {
 	for seq := uint64(1); p.mode != "no-beat"; seq++ {
 		beat := &contract.Beat{Seq: seq}
-		if p.mode == "busy" {
+		if p.mode == "busy" || p.busy.Load() {
 			beat.Busy = []*contract.Busy{{Kind: contract.BusyKind_BUSY_KIND_REGISTER, SinceNs: 1, Subject: 5}}
 		}
 		if err := s.Send(frame(&contract.PluginEvent{Event: &contract.PluginEvent_Beat{Beat: beat}})); err != nil {
 			return err
 		}
+		p.beats.Add(1)
 		if p.mode == "busy" {
 			break
 		}
@@ -163,6 +195,10 @@ func (p *testPlugin) Session(s grpc.BidiStreamingServer[contract.HostFrame, cont
 		if err != nil {
 			return err
 		}
+		if size := proto.Size(f); size > sdk.MaxFrame {
+			syscall.Write(2, fmt.Appendf(nil, "the host sent a frame of %d bytes\n", size))
+			os.Exit(5)
+		}
 		var out contract.PluginFrame
 		for _, ev := range f.Events {
 			switch ev := ev.Event.(type) {
@@ -170,7 +206,7 @@ func (p *testPlugin) Session(s grpc.BidiStreamingServer[contract.HostFrame, cont
 				if p.mode == "ends-session" {
 					return nil
 				}
-				p.misbehave(s)
+				p.misbehave(s, ev.Submit.Op)
 				out.Events = append(out.Events,
 					&contract.PluginEvent{Event: &contract.PluginEvent_Accepted{Accepted: &contract.Accepted{Op: ev.Submit.Op}}},
 					&contract.PluginEvent{Event: &contract.PluginEvent_Done{Done: &contract.Done{Op: ev.Submit.Op, Quiet: true, Lane: contract.Lane_LANE_SHM}}})
@@ -206,7 +242,7 @@ func (p *testPlugin) region(add *contract.RegionAdd) *contract.PluginEvent {
 	return &contract.PluginEvent{Event: &contract.PluginEvent_RegionReady{RegionReady: &contract.RegionReady{Region: add.Region}}}
 }
 
-func (p *testPlugin) misbehave(s grpc.BidiStreamingServer[contract.HostFrame, contract.PluginFrame]) {
+func (p *testPlugin) misbehave(s grpc.BidiStreamingServer[contract.HostFrame, contract.PluginFrame], op uint64) {
 	send := func(ev *contract.PluginEvent) { _ = s.Send(frame(ev)) }
 	failed := func(detail int, cause contract.Cause) *contract.PluginEvent {
 		return &contract.PluginEvent{Event: &contract.PluginEvent_Failed{Failed: &contract.Failed{Op: 1, Cause: cause, Detail: strings.Repeat("x", detail)}}}
@@ -223,14 +259,51 @@ func (p *testPlugin) misbehave(s grpc.BidiStreamingServer[contract.HostFrame, co
 		time.Sleep(time.Minute)
 	case "stopped":
 		syscall.Kill(os.Getpid(), syscall.SIGSTOP)
-	case "one-mebibyte-line":
-		syscall.Write(1, []byte(strings.Repeat("y", 1<<20)))
-		syscall.Write(2, []byte(strings.Repeat("z", 1<<20)))
-	case "grandchild-holds-stderr", "grandchild-escapes":
+	case "endless-lines": // the first op is answered when both have carried a MiB, and they go on
+		var written [2]atomic.Int64
+		for i, text := range []string{"y", "z"} {
+			if op > 1 {
+				return
+			}
+			go func() {
+				piece := []byte(strings.Repeat(text, 1<<14))
+				for {
+					n, _ := syscall.Write(1+i, piece)
+					written[i].Add(int64(n))
+				}
+			}()
+		}
+		for written[0].Load() < 1<<20 || written[1].Load() < 1<<20 {
+			time.Sleep(time.Millisecond)
+		}
+	case "floods":
+		go func() {
+			for {
+				send(failed(1, contract.Cause_CAUSE_TRANSPORT))
+			}
+		}()
+	case "freezes-registering": // op 1 as a declared long call, a further one without a word
+		if op == 1 {
+			p.busy.Store(true)
+			for sent := p.beats.Load(); p.beats.Load() < sent+2; {
+				time.Sleep(time.Millisecond)
+			}
+			defer p.busy.Store(false)
+			cmd := exec.Command("/proc/self/exe", "wake", fmt.Sprint(os.Getpid()), os.Getenv("FREEZE"))
+			if err := cmd.Start(); err != nil {
+				panic(err)
+			}
+		}
+		syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+		time.Sleep(200 * time.Millisecond) // the stop takes a moment
+	case "grandchild-holds-stderr", "grandchild-escapes", "grandchild-escapes-unmarked":
 		cmd := exec.Command("/proc/self/exe", "plugin", "sleep")
 		fd2, _ := syscall.Dup(2)
 		cmd.Stderr = os.NewFile(uintptr(fd2), "stderr")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: p.mode == "grandchild-escapes"}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: p.mode != "grandchild-holds-stderr"}
+		if p.mode == "grandchild-escapes-unmarked" {
+			cmd.Env = []string{"NOTHING=1"}
+		}
 		if err := cmd.Start(); err != nil {
 			panic(err)
 		}
@@ -247,15 +320,37 @@ func (p *testPlugin) misbehave(s grpc.BidiStreamingServer[contract.HostFrame, co
 	}
 }
 
+// wakeMain ends a stop from outside: nobody can end their own.
+func wakeMain(process, after string) {
+	pid, err := strconv.Atoi(process)
+	if err != nil {
+		panic(err)
+	}
+	d, err := time.ParseDuration(after)
+	if err != nil {
+		panic(err)
+	}
+	time.Sleep(d)
+	syscall.Kill(pid, syscall.SIGCONT)
+}
+
 // nullBackend is a backend that does nothing, behind the real SDK.
-type nullBackend struct{}
+type nullBackend struct{ child, daemon bool }
 
 func (nullBackend) Info() sdk.Info {
 	return sdk.Info{Name: "null", Version: "1", Config: &struct {
 		Depth int `json:"depth"`
 	}{}}
 }
-func (nullBackend) Start(_ context.Context, s sdk.Start) ([]byte, error) {
+func (b nullBackend) Start(_ context.Context, s sdk.Start) ([]byte, error) {
+	if b.child {
+		cmd := exec.Command("/proc/self/exe", "plugin", "sleep")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: b.daemon}
+		if err := cmd.Start(); err != nil {
+			return nil, err
+		}
+		return []byte(fmt.Sprint(cmd.Process.Pid)), nil
+	}
 	return []byte(fmt.Sprint(s.Node, " ", s.Incarnation, " ", s.Epoch, " ", s.RuntimeDir)), nil
 }
 func (nullBackend) AddRegion(*sdk.Region) error              { return nil }

@@ -111,6 +111,11 @@ func (p *process) Start(context.Context) (err error) {
 	p.pipes.Go(p.drainStdout)
 	p.pipes.Go(p.drainStderr)
 	go p.watch()
+	if err := p.prog.unchanged(); err != nil {
+		p.killed = true
+		_ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL)
+		return err
+	}
 	return nil
 }
 

@@ -30,8 +30,8 @@ type Spec struct {
 	Args   []string
 	// Env is added to the few variables that a plugin inherits, and wins over them.
 	Env map[string]string
-	// SHA256 pins the program by its hex digest: the very file that is hashed is executed. With
-	// Script it pins the script instead, which the interpreter opens once more by its path; what the
+	// SHA256 pins the program by its hex digest: the very file that is hashed is executed, and one
+	// that is written to between the two is refused. With Script it pins the script instead, which the interpreter opens once more by its path; what the
 	// script imports, and the interpreter, are not covered. Empty: not pinned.
 	SHA256 string
 	// Options go to the plugin as HandshakeRequest.config_json: a JSON object, or empty.
@@ -53,7 +53,7 @@ var reservedEnv = []string{"ENGINE_", "PLUGIN_"}
 // an underscore. Everything else comes from Spec.Env.
 var inheritedEnv = []string{
 	"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LC_",
-	"GODEBUG", "GOTRACEBACK", "GOMAXPROCS", "GOMEMLIMIT", "GOCOVERDIR",
+	"GODEBUG", "GORACE", "GOTRACEBACK", "GOMAXPROCS", "GOMEMLIMIT", "GOCOVERDIR",
 	"CUDA_", "NVIDIA_", "NCCL_", "UCX_", "NIXL_", "MC_",
 }
 
@@ -93,9 +93,11 @@ func (s *Spec) check() error {
 
 // program is an opened executable, ready to be executed by its descriptor.
 type program struct {
-	file *os.File
-	argv []string
-	sum  string // hex SHA-256 of what the pin covers
+	file   *os.File
+	argv   []string
+	script bool        // the pin covers the script, not file
+	sum    string      // hex SHA-256 of what the pin covers; empty without a pin
+	stat   unix.Stat_t // of file, before it was hashed
 }
 
 // minProgramFD keeps the descriptor clear of the numbers that the child's own descriptors take.
@@ -170,16 +172,17 @@ func (p *program) inspect(s *Spec) error {
 			return fmt.Errorf("script: %w", err)
 		}
 		defer pinned.Close()
-		p.argv = slices.Insert(p.argv, 1, script)
+		p.argv, p.script = slices.Insert(p.argv, 1, script), true
 	}
 	if s.SHA256 == "" {
 		return nil
 	}
-	hash := sha256.New()
-	if _, err := io.Copy(hash, pinned); err != nil {
+	if err := unix.Fstat(int(p.file.Fd()), &p.stat); err != nil {
+		return fmt.Errorf("program %s: %w", p.file.Name(), err)
+	}
+	if p.sum, err = hashFile(pinned); err != nil {
 		return fmt.Errorf("hash %s: %w", pinned.Name(), err)
 	}
-	p.sum = hex.EncodeToString(hash.Sum(nil))
 	if !strings.EqualFold(p.sum, s.SHA256) {
 		return fmt.Errorf("%w: %s has sha256 %s, the configuration pins %s; if the new file is meant, change the pin",
 			ErrRefused, pinned.Name(), p.sum, strings.ToLower(s.SHA256))
@@ -189,6 +192,40 @@ func (p *program) inspect(s *Spec) error {
 
 // path is what the child executes: the descriptor itself, so that what was hashed is what runs.
 func (p *program) path() string { return fmt.Sprintf("/proc/self/fd/%d", p.file.Fd()) }
+
+// unchanged makes sure, once the program runs, that it is what was hashed: the descriptor protects from
+// a file put in its place, but not from one overwritten in place. A file that was touched is hashed
+// again; while it runs the kernel lets nobody write to it. (A write within the tick of the file
+// system's clock that saw the one before goes unseen.)
+func (p *program) unchanged() error {
+	if p.sum == "" || p.script {
+		return nil
+	}
+	var now unix.Stat_t
+	if err := unix.Fstat(int(p.file.Fd()), &now); err != nil {
+		return fmt.Errorf("program %s: %w", p.file.Name(), err)
+	}
+	if now.Ctim == p.stat.Ctim {
+		return nil
+	}
+	sum, err := hashFile(io.NewSectionReader(p.file, 0, now.Size))
+	if err != nil {
+		return fmt.Errorf("hash %s: %w", p.file.Name(), err)
+	}
+	if sum != p.sum {
+		return fmt.Errorf("%w: %s was overwritten after it was checked against its pin; replace a program by renaming the new file over it",
+			ErrRefused, p.file.Name())
+	}
+	return nil
+}
+
+func hashFile(r io.Reader) (string, error) {
+	hash := sha256.New()
+	if _, err := io.Copy(hash, r); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(hash.Sum(nil)), nil
+}
 
 func (p *program) close() { p.file.Close() }
 

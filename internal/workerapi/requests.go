@@ -20,9 +20,11 @@ const (
 
 // requests serves a session after hello.
 func (ss *session) requests() {
+	var m message // outside the loop: handlers take their addresses and keep none
+	var h header
 	for {
-		m, h, ok := ss.next()
-		if !ok {
+		var ok bool
+		if m, h, ok = ss.next(); !ok {
 			return
 		}
 		handle, known := handlers[h.T]

@@ -107,7 +107,7 @@ type Region struct {
 	CanaryOffset int64
 	Canary       uint64 // stands at CanaryOffset; its complement must stand there before done(nil)
 	MemFD        int    // close-on-exec, owned by the node
-	LeaseFD      int    // close-on-exec, owned by the node; every process that maps the region holds a copy
+	LeaseFD      int    // close-on-exec, owned by the node, which holds it while it has the memory
 }
 
 // Pool is the tensors that share page ids. Every page of every tensor lies inside its region.
@@ -154,13 +154,14 @@ type Server struct {
 	conns    map[*session]struct{}       // these and those that have not
 	closed   bool
 
-	nextID  atomic.Uint64
-	n       counters
-	warned  atomic.Int64 // when a line was last logged, unix ns
-	unsaid  atomic.Int64 // lines left out since
-	wg      sync.WaitGroup
-	stop    chan struct{}
-	touched []*session // Apply's own: sessions with new words
+	nextID atomic.Uint64
+	n      counters
+	warned atomic.Int64 // when a line was last logged, unix ns
+	unsaid atomic.Int64 // lines left out since
+	wg     sync.WaitGroup
+	stop   chan struct{}
+	// Apply's own: sessions with new words, and with new answers.
+	touched, answered []*session
 }
 
 type counters struct {
@@ -287,15 +288,37 @@ func (s *Server) Apply(e *core.Effects) {
 	}
 	s.n.words.Add(uint64(len(e.Words)))
 	for i := range e.Replies {
-		if r := &e.Replies[i]; find(r.Session) != nil {
-			ss.reply(r)
+		if r := &e.Replies[i]; find(r.Session) != nil && ss.reply(r) && !ss.answered {
+			ss.answered = true
+			s.answered = append(s.answered, ss)
 		}
 	}
+	for i, a := range s.answered { // once a step, so that its answers leave together
+		a.answered = false
+		a.signal()
+		s.answered[i] = nil
+	}
+	s.answered = s.answered[:0]
 	for i, t := range s.touched {
 		t.wake()
 		s.touched[i] = nil
 	}
 	s.touched = s.touched[:0]
+}
+
+// HungUp returns the sessions whose worker has closed its socket or exited, although what it sent
+// before may not be read yet. For the owner after a pause of the whole process: the session's own
+// goroutine says SessionDown later, in its own time.
+func (s *Server) HungUp() []core.SessionID {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var gone []core.SessionID
+	for id, ss := range s.sessions {
+		if hungUp(ss.conn) || ss.exit.exited() {
+			gone = append(gone, id)
+		}
+	}
+	return gone
 }
 
 // accept serves connections until the listener is closed.

@@ -136,6 +136,29 @@ func TestLateRegion(t *testing.T) {
 	}
 }
 
+// The end of a session is known before its reader comes to it: here it waits for an answer that does
+// not come.
+func TestHungUp(t *testing.T) {
+	e := workertest.Start(t, &workertest.Engine{Late: make(chan struct{}), Config: workerapi.Config{MaxInflight: 1}})
+	defer close(e.Late)
+	stays, leaves := dial(t, e, "source", 4), dial(t, e, "destination", 4)
+	fd := reopen(t, memory(t, 8192, unix.MFD_ALLOW_SEALING, goodSeals), unix.O_RDWR)
+	leaves.tell(`{"t":"region_add","region":1,"size":8192,"canary_offset":0,"canary":0}`, nil, fd, lease(t))
+	leaves.tell(`{"t":"open","room":1,"peer_group":"g"}`, nil)
+	if gone := e.Server.HungUp(); len(gone) != 0 {
+		t.Errorf("%v while both are there", gone)
+	}
+	leaves.conn.Close()
+	workertest.WaitFor(t, "the hang-up", func() bool { return len(e.Server.HungUp()) == 1 })
+	sessions, closed := e.Sessions()
+	if gone := e.Server.HungUp(); len(closed) != 0 || len(gone) != 1 || gone[0] != sessions[1].ID {
+		t.Errorf("gone %v, closed %v, sessions %v", gone, closed, sessions)
+	}
+	if a := stays.ask(`{"t":"open","room":2}`, nil); a.T != "ok" {
+		t.Errorf("the other worker: %+v", a)
+	}
+}
+
 // Another user who gets as far as connecting is refused by its credentials.
 func TestForeignUser(t *testing.T) {
 	if os.Getuid() != 0 {

@@ -26,6 +26,7 @@ type session struct {
 	exit *exitWatch
 
 	seq      uint64        // last request; serve's own
+	answered bool          // an answer of this step is not signalled yet; Apply's own
 	inflight chan struct{} // a token for every request without a written answer
 	gone     chan struct{} // closed by hangUp
 	hungUp   sync.Once
@@ -122,6 +123,7 @@ func (ss *session) serve() {
 	if said {
 		ss.requests()
 	}
+	ss.in.drop()
 	ss.stopWriter()
 	ss.hangUp()
 	ss.exit.close()
@@ -453,8 +455,8 @@ func (ss *session) beat(now uint64) {
 	ss.mu.Unlock()
 }
 
-// reply answers a request that the core was asked. Apply's.
-func (ss *session) reply(r *core.Reply) {
+// reply queues the answer to a request that the core was asked; the caller signals. Apply's.
+func (ss *session) reply(r *core.Reply) bool {
 	ss.mu.Lock()
 	p, found := ss.pending[r.Seq]
 	if found && p.kind != 0 {
@@ -465,12 +467,12 @@ func (ss *session) reply(r *core.Reply) {
 		if code != "" {
 			ss.srv.countError(code)
 		}
-		ss.signal()
-		return
+		return true
 	}
 	ss.mu.Unlock()
 	ss.srv.n.unmatched.Add(1)
 	ss.srv.warn("the core answered a request that is not open", "session", ss.id, "seq", r.Seq)
+	return false
 }
 
 // answerOf turns a core reply into an answer's header and keeps the slot's state. mu is held. code is

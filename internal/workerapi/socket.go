@@ -99,6 +99,25 @@ func peerOf(conn *net.UnixConn) (cred *unix.Ucred, pidfd int, err error) {
 	return cred, pidfd, errors.Join(err, cerr)
 }
 
+// hungUp reports whether the other end of a connection is closed, or this one.
+func hungUp(conn *net.UnixConn) bool {
+	rc, err := conn.SyscallConn()
+	if err != nil {
+		return true
+	}
+	hup := true
+	if err := rc.Control(func(fd uintptr) { hup = ready(fd, unix.POLLRDHUP) }); err != nil {
+		return true
+	}
+	return hup
+}
+
+// ready reports whether one of the events, or an error, waits at a descriptor.
+func ready(fd uintptr, events int16) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 0)
+	return err == nil && n == 1
+}
+
 // exitWatch waits for the end of a process without holding a thread.
 type exitWatch struct{ f *os.File }
 
@@ -119,10 +138,21 @@ func (w *exitWatch) wait() bool {
 	if err != nil {
 		return false
 	}
-	return rc.Read(func(fd uintptr) bool {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-		return err == nil && n == 1
-	}) == nil
+	return rc.Read(func(fd uintptr) bool { return ready(fd, unix.POLLIN) }) == nil
+}
+
+// exited reports whether the process is known to have exited.
+func (w *exitWatch) exited() bool {
+	if w == nil {
+		return false
+	}
+	rc, err := w.f.SyscallConn()
+	if err != nil {
+		return false
+	}
+	gone := false
+	rc.Control(func(fd uintptr) { gone = ready(fd, unix.POLLIN) })
+	return gone
 }
 
 func (w *exitWatch) close() {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"strconv"
 	"unicode/utf8"
 	"unsafe"
 
@@ -88,26 +89,38 @@ type partHeader struct {
 // parseHeader decodes a request's header. fatal says that the message has no usable number, so that it
 // can only be answered with seq 0.
 func parseHeader(b []byte) (h header, fatal bool, err *Error) {
-	h = header{
-		V: missing, Rank: missing, Size: missing, Slots: missing, Region: missing, CanaryOffset: missing,
-		Pool: missing, Pages: missing, Slot: missing, Room: missing, Chunk: missing,
-	}
-	if !utf8.Valid(b) {
-		return h, true, bad(BadFrame, "header", RuleFrame, "the header is not UTF-8")
-	}
-	jerr := json.Unmarshal(b, &h)
-	var wrong *json.UnmarshalTypeError
-	switch {
-	case jerr == nil:
-	case errors.As(jerr, &wrong) && wrong.Field != "" && h.Seq != 0:
-		return h, false, bad(BadField, wrong.Field, RuleFields, "%s has a JSON %s where %s is wanted", wrong.Field, wrong.Value, wrong.Type)
-	default:
-		return h, true, bad(BadFrame, "header", RuleFrame, "the header is not a JSON object with a number seq: %v", jerr)
+	h = noHeader
+	if !h.quick(b) {
+		h = noHeader
+		if fatal, err := h.parse(b); err != nil {
+			return h, fatal, err
+		}
 	}
 	if h.Seq == 0 || h.Seq > math.MaxInt64 {
 		return h, true, bad(BadFrame, "seq", RuleOrder, "seq is missing or not in 1 … 2^63-1")
 	}
 	return h, false, nil
+}
+
+var noHeader = header{
+	V: missing, Rank: missing, Size: missing, Slots: missing, Region: missing, CanaryOffset: missing,
+	Pool: missing, Pages: missing, Slot: missing, Room: missing, Chunk: missing,
+}
+
+// parse reads any header.
+func (h *header) parse(b []byte) (fatal bool, err *Error) {
+	if !utf8.Valid(b) {
+		return true, bad(BadFrame, "header", RuleFrame, "the header is not UTF-8")
+	}
+	jerr := json.Unmarshal(b, h)
+	var wrong *json.UnmarshalTypeError
+	switch {
+	case jerr == nil:
+		return false, nil
+	case errors.As(jerr, &wrong) && wrong.Field != "" && h.Seq != 0:
+		return false, bad(BadField, wrong.Field, RuleFields, "%s has a JSON %s where %s is wanted", wrong.Field, wrong.Value, wrong.Type)
+	}
+	return true, bad(BadFrame, "header", RuleFrame, "the header is not a JSON object with a number seq: %v", jerr)
 }
 
 // message is one frame. payload is valid until the next frame is read and is aligned for int32.
@@ -125,10 +138,13 @@ type source interface {
 	read(p []byte) (n int, fds []int, dropped bool, err error)
 }
 
-// frames reads messages.
+// frames reads messages. With the rest of one it takes what has come of the next one's lengths, so that a
+// message that has come whole costs one read.
 type frames struct {
-	src source
-	buf []byte
+	src    source
+	buf    []byte
+	ahead  []byte  // of the next message, in buf; at most its lengths
+	coming message // its descriptors
 }
 
 // next reads one message. An *Error means that the bytes are no message and the connection is of no
@@ -140,8 +156,14 @@ func (f *frames) next() (m message, err error) {
 			m.fds = nil
 		}
 	}()
-	var l [8]byte
-	if err := f.full(l[:], true, &m); err != nil {
+	var l [lengths]byte
+	began := copy(l[:], f.ahead)
+	m.fds, m.fdErr = f.coming.fds, f.coming.fdErr
+	f.ahead, f.coming = nil, message{}
+	if _, err := f.full(l[began:], lengths-began, began == 0, &m); err != nil {
+		if err == io.EOF && began > 0 {
+			err = io.ErrUnexpectedEOF
+		}
 		return m, err
 	}
 	h, p := binary.LittleEndian.Uint32(l[:]), binary.LittleEndian.Uint32(l[4:])
@@ -153,51 +175,75 @@ func (f *frames) next() (m message, err error) {
 	}
 	pad := int(-h & 7) // so that the payload is aligned
 	need := pad + int(h) + int(p)
-	if cap(f.buf) < need || cap(f.buf) > 1<<20 && need < 1<<20 {
-		f.buf = make([]byte, max(need, 16<<10))
+	if room := need + lengths; cap(f.buf) < room || cap(f.buf) > 1<<20 && room < 1<<20 {
+		f.buf = make([]byte, max(room, 16<<10))
 	}
-	b := f.buf[:need]
-	if err := f.full(b[pad:], false, &m); err != nil {
+	b := f.buf[:need+lengths]
+	n, err := f.full(b[pad:], need-pad, false, &m)
+	if err != nil {
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
 		return m, err
 	}
-	m.header, m.payload = b[pad:pad+int(h)], b[pad+int(h):]
+	f.ahead = b[need : pad+n]
+	m.header, m.payload = b[pad:pad+int(h)], b[pad+int(h):need:need]
 	return m, nil
 }
 
-// full fills p. Descriptors belong to the first byte of a message.
-func (f *frames) full(p []byte, first bool, m *message) error {
-	for done := 0; done < len(p); {
+// lengths is the size of the two lengths before a message.
+const lengths = 8
+
+// drop closes the descriptors of a message that was begun and will not be read.
+func (f *frames) drop() {
+	closeAll(f.coming.fds)
+	f.coming.fds = nil
+}
+
+// full reads at least need bytes into p, and returns how many it did. Descriptors belong to the first byte
+// of a message. The kernel ends a read behind bytes that carry some: where it went beyond need, they are the
+// next message's.
+func (f *frames) full(p []byte, need int, first bool, m *message) (done int, err error) {
+	for done < need {
 		n, fds, dropped, err := f.src.read(p[done:])
 		if len(fds) > 0 || dropped {
-			switch {
-			case dropped:
-				m.fdErr = bad(BadFD, "descriptors", RuleFDs, "more than %d descriptors came with one message", maxFDs)
-			case !first || done > 0:
-				m.fdErr = bad(BadFD, "descriptors", RuleFDs, "descriptors came in the middle of a message; they ride on its first byte")
+			to, start := m, first && done == 0
+			if done+n > need {
+				to, start = &f.coming, true
 			}
-			if m.fdErr != nil {
-				closeAll(fds)
-				closeAll(m.fds)
-				m.fds = nil
-			} else {
-				m.fds = fds
-			}
+			to.take(fds, dropped, start)
 		}
 		done += n
 		if err == nil && n == 0 {
 			err = io.EOF
 		}
-		if err != nil && done < len(p) {
+		if err != nil && done < need {
 			if err == io.EOF && done > 0 {
 				err = io.ErrUnexpectedEOF
 			}
-			return err
+			return done, err
 		}
 	}
-	return nil
+	return done, nil
+}
+
+// take notes descriptors that came; start: with the message's first byte.
+func (m *message) take(fds []int, dropped, start bool) {
+	switch {
+	case dropped && len(fds) < maxFDs: // the kernel could not install them all
+		m.fdErr = bad(Limit, "descriptors", RuleLimits, "the engine has too many files open to take the descriptors of this message; raise its limit (ulimit -n)")
+	case dropped:
+		m.fdErr = bad(BadFD, "descriptors", RuleFDs, "more than %d descriptors came with one message", maxFDs)
+	case !start:
+		m.fdErr = bad(BadFD, "descriptors", RuleFDs, "descriptors came in the middle of a message; they ride on its first byte")
+	}
+	if m.fdErr != nil {
+		closeAll(fds)
+		closeAll(m.fds)
+		m.fds = nil
+	} else {
+		m.fds = fds
+	}
 }
 
 // socket is a source.
@@ -310,13 +356,40 @@ func encode(h any, payload []byte) []byte {
 }
 
 func appendMessage(dst []byte, h any, payload []byte) []byte {
-	j, err := json.Marshal(h)
-	if err != nil || len(j) > maxHeader {
-		j = []byte(`{"t":"error","seq":0,"code":"refused","message":"the answer could not be encoded"}`)
-		payload = nil
+	at := len(dst)
+	dst = append(dst, 0, 0, 0, 0, 0, 0, 0, 0)
+	dst, plain := appendPlain(dst, h)
+	if !plain {
+		j, err := json.Marshal(h)
+		if err != nil || len(j) > maxHeader {
+			j = []byte(`{"t":"error","seq":0,"code":"refused","message":"the answer could not be encoded"}`)
+			payload = nil
+		}
+		dst = append(dst, j...)
 	}
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(len(j)))
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(len(payload)))
-	dst = append(dst, j...)
+	binary.LittleEndian.PutUint32(dst[at:], uint32(len(dst)-at-8))
+	binary.LittleEndian.PutUint32(dst[at+4:], uint32(len(payload)))
 	return append(dst, payload...)
+}
+
+// appendPlain writes the headers of everyday answers, as json would; false: h is another.
+func appendPlain(dst []byte, h any) ([]byte, bool) {
+	switch h := h.(type) {
+	case okHeader:
+		dst = appendOK(dst, h)
+	case openHeader:
+		dst = append(appendOK(dst, h.okHeader), `,"slot":`...)
+		dst = append(strconv.AppendInt(dst, int64(h.Slot), 10), `,"opener":`...)
+		dst = strconv.AppendUint(dst, h.Opener, 10)
+	case auxHeader:
+		dst = append(appendOK(dst, h.okHeader), `,"aux":`...)
+		dst = strconv.AppendInt(dst, int64(h.Aux), 10)
+	default:
+		return dst, false
+	}
+	return append(dst, '}'), true
+}
+
+func appendOK(dst []byte, h okHeader) []byte {
+	return strconv.AppendUint(append(dst, `{"t":"ok","seq":`...), h.Seq, 10)
 }

@@ -13,7 +13,8 @@ A worker (one rank of a model instance) opens a `Client` to the engine on its no
         room.wait_reusable(60.0)                 # a terminal status does not mean that pages may be reused
         room.release()
 
-The protocol is docs/worker-api.md.
+When the engine is lost (`Client.lost`) every room that has not ended polls Failed (engine_lost), and the worker
+goes on with the next engine by `Client.redial`. The protocol is docs/worker-api.md.
 """
 from .client import Client, Layout
 from .connection import Pending

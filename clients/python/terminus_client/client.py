@@ -13,10 +13,11 @@ from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional,
 
 from . import frames
 from .connection import Connection, Pending
-from .errors import BadField, BadState, EngineLost, ProtocolError, RequestTimeout, TerminusError
+from .errors import (BadField, BadState, Draining, EngineLost, LimitExceeded, NoBackend, NotReusable, ProtocolError,
+                     Refused, RequestTimeout, TerminusError)
 from .memory import Region, Staging, Tensor, proof_works
 from .room import Room, _Fixed, _NotYet
-from .status import KVPoll, Residency, StatusPage
+from .status import COUNTER, KVPoll, Residency, StatusPage
 
 _TICK = 0.1  # seconds between looks at the beat; the engine writes it as often
 _PAUSE = 0.5  # a tick longer than this was our own pause and counts for no more
@@ -50,6 +51,7 @@ class Client:
         request; suspect_after and lost_after are seconds of our own running time without a beat."""
         if sys.byteorder != "little":
             raise BadState("the status page is little-endian and is read in place; this machine is not")
+        self._arguments = (socket, group, role, rank, size, layout, slots, notify, timeout, suspect_after, lost_after)
         hello: Dict[str, Any] = {"t": "hello", "v": 1, "group": group, "role": role, "rank": int(rank),
                                  "size": int(size), "slots": int(slots), "notify": bool(notify)}
         if layout is not None:
@@ -73,7 +75,8 @@ class Client:
         self._unseen: Dict[int, Room] = {}  # of these, whose word or plane byte was not published at attach
         self._fresh: Dict[int, Room] = {}  # of these, to be reported by the next changes
         self._regions: List[Region] = []
-        self._pools = 0
+        self._ready: List[Region] = []  # of these, which the engine took
+        self._pools: "List[tuple[int, List[Tensor]]]" = []  # by number
         self._memory_lock = threading.Lock()  # numbers of regions and pools go up in the order sent
         self._local = 0  # changes that the page's counter does not count
         self._proven = False
@@ -165,6 +168,8 @@ class Client:
             region._check_canary(refused=True)
             raise
         region._check_canary()
+        with self._lock:
+            self._ready.append(region)
 
     def add_pool(self, pages: int, tensors: Sequence[Tensor], timeout: float = _REGION_TIMEOUT) -> int:
         """Declares a pool of pages over tensors that share page ids, and returns its number."""
@@ -175,11 +180,11 @@ class Client:
                    "page_bytes": int(t.page_bytes), "layer": int(t.layer)} for t in map(Tensor._make, tensors)]
 
         def failed(error: TerminusError) -> None:
-            self._pools -= 1  # the engine takes the number again
+            self._pools.pop()  # the engine takes the number again
 
         with self._memory_lock:
-            number = self._pools
-            self._pools = number + 1
+            number = len(self._pools)
+            self._pools.append((pages, list(tensors)))
             try:
                 pending: Pending[None] = self._connection.submit(
                     frames.fields({"t": "pool_add", "pool": number, "pages": int(pages), "tensors": listed}),
@@ -253,24 +258,24 @@ class Client:
         """The rooms whose status or residency may have changed since the last call. Nothing is ever lost; a room
         may be named without need, or twice. A new room is named once."""
         page = self._page
-        if page.counter == self._cursor and not self._fresh:
+        words = page.all_words
+        if words[COUNTER] == self._cursor and not self._fresh:
             return []
         with self._ring_lock:
-            with self._lock:
-                out, self._fresh = list(self._fresh.values()), {}
-            self._seen = page.counter + self._local
+            self._seen = words[COUNTER] + self._local  # first: what comes while we look is news for wait
+            fresh: List[Room] = []
+            if self._fresh:
+                with self._lock:
+                    fresh, self._fresh = list(self._fresh.values()), {}
             if self.lost is not None:
-                self._cursor = page.counter
-                return out
+                self._cursor = words[COUNTER]
+                return fresh
             slots, self._cursor = page.changed(self._cursor)
-            rooms = self._rooms
-            if slots is None:
-                return list(rooms.copy().values())
-            for slot in slots:
-                room = rooms.get(slot)
-                if room is not None:
-                    out.append(room)
-            return out
+            if slots is not None:
+                changed = list(filter(None, map(self._rooms.get, slots)))
+                if len(changed) == len(slots) or max(slots) < page.slots:  # else the ring cannot be trusted
+                    return fresh + changed if fresh else changed
+            return list(self._rooms.copy().values())
 
     def wait(self, timeout: float) -> bool:
         """Sleeps until something changed since the last return of wait or changes. False after timeout seconds."""
@@ -283,6 +288,86 @@ class Client:
         if self._event < 0:
             raise BadState("the client was opened with notify=False")
         return self._event
+
+    def redial(self, timeout: float) -> "Client":
+        """Follows the loss of the engine: a new session on the same socket, as the same rank of the same group, with
+        the same memory. The worker goes on with the client that it returns; this one is closed.
+
+        For timeout seconds it tries again while no engine listens, or the one that does is not ready for this worker
+        (draining, no backend up, or the rank still taken by the session that was lost). Then it waits for the proof
+        that nobody else can write to the regions any more (`Region.released`), and announces all regions that were
+        not closed and all pools again, in their old order: pool numbers, and a `Staging`, stay valid. As with
+        add_region the last 8 bytes of each region are used for a moment, so no request may be using them.
+
+        Rooms of this client keep their verdicts, and their pages are reusable. Retrying a request that failed with
+        engine_lost is the router's business: a new attempt, opened with the new client.
+
+        Raises BadState while the session lives and after close; NotReusable when somebody may still write to a
+        region (at once where `provable` is False: then make new memory and a new Client); else what the last try
+        met. After an error this client is as it was, so redial may be called again."""
+        if self._closing or self.loss_reason != "engine_lost":
+            raise BadState("the client was closed")
+        if self.lost is None:
+            raise BadState("the session is alive")
+        with self._lock:  # one that is with a session that lives was given to it by hand
+            regions = [r for r in self._ready if r._fd >= 0 and (r._owner is self or not r._held())]
+        if regions and not self.provable:
+            raise NotReusable("this machine gives no proof that nobody writes to memory after an engine was lost",
+                              field="region", rule="R4")
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                client = self._follow(deadline, regions)
+                break
+            except (EngineLost, NoBackend):  # the next engine may die, too, or its plugin while it takes the memory
+                if time.monotonic() + 0.5 > deadline:
+                    raise
+                time.sleep(0.5)
+        self.close()
+        return client
+
+    def _follow(self, deadline: float, regions: List[Region]) -> "Client":
+        """One session with the next engine, with all memory or not at all."""
+        client = self._dial_again(deadline)
+        try:
+            self._await(deadline, lambda: self._prove() and all(r._owner is None or r.released() for r in regions),
+                        NotReusable("somebody may still write to the regions", field="region", rule="R4"))
+            for region in regions:
+                client.add_region(region, max(deadline - time.monotonic(), 0.0))
+            for pages, tensors in self._pools:
+                client.add_pool(pages, tensors, max(deadline - time.monotonic(), 0.0))
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def _dial_again(self, deadline: float) -> "Client":
+        """Dials until an engine takes the worker, or refuses it for good."""
+        socket, group, role, rank, size, layout, slots, notify, patience, suspect_after, lost_after = self._arguments
+        pause = 0.02
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                client = Client(socket, group, role, rank, size, layout, slots, notify,
+                                timeout=max(min(patience, left), 0.01), suspect_after=suspect_after,
+                                lost_after=lost_after)
+                client.timeout = client._connection.timeout = patience
+                return client
+            except TerminusError as e:
+                passing = isinstance(e, (ConnectionError, TimeoutError, Draining, LimitExceeded))
+                if not (passing or isinstance(e, Refused) and e.field == "rank") or left <= pause:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
+    @staticmethod
+    def _await(deadline: float, condition: Callable[[], bool], otherwise: TerminusError) -> None:
+        pause = 0.001
+        while not condition():
+            if time.monotonic() > deadline:
+                raise otherwise
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
 
     def close(self) -> None:
         """Ends the session. Rooms that have not ended become Failed (worker_lost); regions stay mapped, and their

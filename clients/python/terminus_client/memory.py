@@ -88,7 +88,7 @@ class Region:
     def _hand_out(self, client: "Client", number: int) -> "Iterator[tuple[int, int, int, int]]":
         """Paints the canary and yields what the engine gets: a re-opened descriptor (never the memfd), the far end
         of a new lease, the canary's offset and value. Both descriptors are closed at exit."""
-        if self._owner is not None and (self._owner.lost is None or not self.released()):
+        if self._held() or self._owner is not None and not self.released():
             raise NotReusable(f"region {self.number} is with an engine still", field="region", rule="R4")
         near, far = socket.socketpair()
         near.setblocking(False)
@@ -120,6 +120,10 @@ class Region:
         at[:] = self._under_canary
         if not refused and seen != self._canary ^ _ALL:
             raise BadMemory("the engine's write is not seen through this mapping", field="canary")
+
+    def _held(self) -> bool:
+        """Whether it is with a session that lives."""
+        return self._owner is not None and self._owner.lost is None
 
     def released(self) -> bool:
         """Whether the engine and every plugin are provably unable to write here: end of the lease, then the

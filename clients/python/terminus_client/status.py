@@ -46,10 +46,14 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | 0x10  # 0x
 
 _MAGIC = 0x31505354
 _HEADER = struct.Struct("<IIIIQQQIIII")
-_BEAT, _COUNTER = 3, 4  # index among the page's 64-bit words
+_BEAT, COUNTER = 3, 4  # index among the page's 64-bit words
 _MARGIN = 64  # ring entries that the writer may be filling while we read
 _LOW32 = 0xFFFFFFFF
 _STATUS_OF_BYTE = bytes(b & 7 for b in range(256))
+
+
+LOADS_IN_ORDER = os.uname().machine == "x86_64"
+"""Whether this processor shows us another's stores in the order in which it made them."""
 
 
 class StatusPage:
@@ -76,34 +80,35 @@ class StatusPage:
         if (said > size or not 0 < self.slots <= 65536 or self.ring != 2 * self.slots
                 or any(a < _HEADER.size or a + n > said or a % align for a, n, align in spans)):
             raise ProtocolError("the status page's header contradicts itself", field="page")
-        self._words = memoryview(self.map)[:size // 8 * 8].cast("Q")
+        self.all_words = memoryview(self.map)[:size // 8 * 8].cast("Q")
+        self._halves = memoryview(self.map)[:size // 8 * 8].cast("I")
         self._word0 = self.words_at // 8
         self._ring0 = self.ring_at // 8
 
     def word(self, slot: int) -> int:
         """The slot's 64-bit word, read at once."""
-        word: int = self._words[self._word0 + slot]
+        word: int = self.all_words[self._word0 + slot]
         return word
 
     @property
     def beat(self) -> int:
         """The engine's last beat, nanoseconds of its monotonic clock."""
-        return self._words[_BEAT]
+        return self.all_words[_BEAT]
 
     @property
     def counter(self) -> int:
         """How many changes were ever published on the page."""
-        return self._words[_COUNTER]
+        return self.all_words[COUNTER]
 
     def statuses(self, source: "mmap.mmap | bytearray") -> List[int]:
         """The status of every slot, from the byte plane of source: the map, or a frozen copy of it."""
         return list(source[self.plane_at:self.plane_at + self.slots].translate(_STATUS_OF_BYTE))
 
     def changed(self, cursor: int) -> Tuple[Optional[List[int]], int]:
-        """Slots of the changes after cursor, oldest first, and the new cursor. None for the slots: entries were
-        overwritten, so look at every slot."""
-        words = self._words
-        n = words[_COUNTER]
+        """Slots of the changes after cursor, oldest first, as the engine wrote them, and the new cursor. None for the
+        slots: entries were overwritten, so look at every slot."""
+        words = self.all_words
+        n = words[COUNTER]
         count = n - cursor
         if count == 0:
             return [], cursor
@@ -112,6 +117,13 @@ class StatusPage:
         start = cursor % self.ring
         first = min(count, self.ring - start)
         at = self._ring0
+        if LOADS_IN_ORDER:
+            # The entries were written before the counter that was read first; that none was overwritten while they
+            # were read is shown by the counter afterwards. So their sequence numbers need no look.
+            slots = self._halves[2 * (at + start):2 * (at + start + first):2].tolist()
+            if first < count:
+                slots += self._halves[2 * at:2 * (at + count - first):2].tolist()
+            return (slots if words[COUNTER] - cursor <= self.ring - _MARGIN else None), n
         entries = words[at + start:at + start + first].tolist()
         if first < count:
             entries += words[at:at + count - first].tolist()
@@ -120,7 +132,5 @@ class StatusPage:
             if entry >> 32 != (cursor + 1) & _LOW32:  # overwritten, or not yet visible: the next call goes on here
                 break
             cursor += 1
-            if entry & _LOW32 >= self.slots:
-                return None, n
             out.append(entry & _LOW32)
         return out, cursor

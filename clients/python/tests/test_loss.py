@@ -11,7 +11,8 @@ import unittest
 
 import support
 from fake_engine import FakeEngine
-from terminus_client import (BadDescriptor, Client, EngineLost, KVPoll, NotReusable, Region, Residency, Tensor)
+from terminus_client import (BadDescriptor, BadState, Client, ConnectFailed, EngineLost, KVPoll, NotReusable, Region,
+                             Residency, Tensor)
 from terminus_client.memory import proof_works, writers_gone
 
 FAKE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_engine.py")
@@ -104,6 +105,80 @@ class Killed(LossCase):
             self.assertTrue(armed.wait_reusable(20))
             self.assertTrue(aborted.reusable)
             self.assertEqual(armed.residency(), Residency.FENCED)
+
+    def test_stopped_engine(self):
+        """A stopped engine is unresponsive, not lost; one that goes on in time has lost nothing."""
+        engine = self.spawn()
+        with Client(self.path, "g", "source", suspect_after=0.3, lost_after=3.0) as c:
+            empty, armed, done, aborted = self.rooms(c)
+            engine.send_signal(signal.SIGSTOP)
+            self.eventually(lambda: c.unresponsive)
+            self.assertEqual((armed.poll(), c.lost), (KVPoll.Transferring, None))
+            engine.send_signal(signal.SIGCONT)
+            self.eventually(lambda: not c.unresponsive)
+            self.assertIsNone(armed.send([(0, [1])]))
+            engine.send_signal(signal.SIGSTOP)
+            self.assertEqual(armed.wait(20), KVPoll.Failed)
+            self.assertIn("no sign of life", c.lost)
+            engine.send_signal(signal.SIGCONT)
+            self.assertEqual((armed.poll(), armed.residency()), (KVPoll.Failed, Residency.QUARANTINED))
+
+    def test_redial(self):
+        """The next engine gets the same memory under the same pool numbers; old rooms keep what they were."""
+        engine = self.spawn()
+        c = Client(self.path, "g", "source", slots=8, timeout=5.0)
+        self.addCleanup(c.close)
+        empty, armed, done, aborted = rooms = self.rooms(c)
+        staging = c.create_staging([bytearray(b"s" * 4096)], [4096], 1)
+        closed = c.create_region(4096)
+        closed.close()
+        with self.assertRaisesRegex(BadState, "alive"):
+            c.redial(1)
+        engine.kill()
+        self.assertEqual(armed.wait(20), KVPoll.Failed)
+        with self.assertRaises(ConnectFailed):  # nobody listens, and nothing is lost by the try
+            c.redial(0.2)
+        os.unlink(self.path)
+        threading.Timer(0.1, self.spawn).start()
+        n = c.redial(20)
+        self.addCleanup(n.close)
+        self.assertEqual((n.lost, n.timeout, len(n.poll_all())), (None, 5.0, 8))
+        self.assertEqual([r.poll() for r in rooms], [0, 0, 4, 0])
+        self.assertTrue(all(r.reusable for r in rooms))
+        self.assertEqual(armed.failure().reason, "engine_lost")
+        armed.release()
+        again = n.open(1, attempt=1)
+        self.assertIsNone(again.send([(0, [1]), (staging.pool, staging.put([0]))], last=True))
+        self.assertEqual(again.wait(20), KVPoll.Success)
+        self.assertEqual(staging.pool, 1)
+        self.assertEqual(n.add_pool(1, [Tensor(staging.region, 0, 4096, 4096)]), 2)
+        with self.assertRaisesRegex(BadState, "closed"):
+            c.redial(1)
+
+    def test_redial_waits_for_the_proof(self):
+        """A child of the dead engine maps the memory: the next engine does not get it."""
+        engine = self.spawn("hold")
+        c = Client(self.path, "g", "source")
+        self.addCleanup(c.close)
+        empty, armed, done, aborted = self.rooms(c)
+        engine.stdin.write(b"\n")
+        engine.stdin.flush()
+        child = int(engine.stdout.readline())
+        try:
+            engine.kill()
+            self.assertEqual(armed.wait(20), KVPoll.Failed)
+            os.unlink(self.path)
+            self.spawn()
+            self.assertRaises(NotReusable, c.redial, 1.5)
+            c.provable = False
+            self.assertRaises(NotReusable, c.redial, 20)
+            c.provable = True
+        finally:
+            os.kill(child, signal.SIGKILL)
+        n = c.redial(20)
+        self.addCleanup(n.close)
+        self.assertEqual(armed.residency(), Residency.FENCED)
+        self.assertIsNone(n.open(1).send([(0, [1])], last=True))
 
     def test_region_goes_to_the_next_engine(self):
         engine = self.spawn()

@@ -134,8 +134,11 @@ class Vectors(support.Case):
             self.assertEqual(statuses[s["slot"]], s["status"])
         self.assertEqual(page.changed(5), (None, v["counter"]))  # 7 of 8 entries: inside the margin, scan
         with mock.patch("terminus_client.status._MARGIN", 0):
-            self.assertEqual(page.changed(5), (v["changed_after_5"], v["counter"]))
-            self.assertEqual(page.changed(3)[0], None)
+            for in_order in (True, False):  # the two ways to read the ring
+                with self.subTest(in_order), mock.patch("terminus_client.status.LOADS_IN_ORDER", in_order):
+                    self.assertEqual(page.changed(5), (v["changed_after_5"], v["counter"]))
+                    self.assertEqual(page.changed(v["counter"]), ([], v["counter"]))
+                    self.assertEqual(page.changed(3)[0], None)
         self.assertIsInstance(page.map, mmap.mmap)
 
 

@@ -1,0 +1,159 @@
+package node_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	client "github.com/terminus-kv/terminus/clients/go"
+	"github.com/terminus-kv/terminus/internal/admin"
+	"github.com/terminus-kv/terminus/internal/config"
+	"github.com/terminus-kv/terminus/internal/node"
+)
+
+// command runs this binary again as something else.
+func command(t *testing.T, args ...string) *exec.Cmd {
+	self, err := os.Executable()
+	must(t, err)
+	cmd := exec.Command(self, args...)
+	// A race-built process otherwise sleeps a second before it exits.
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
+	if os.Getenv("TERMINUS_TEST_LOG") != "" {
+		cmd.Stderr = os.Stderr
+	}
+	return cmd
+}
+
+// spawn launches an engine in a process of its own, to be killed or stopped, and waits until it is ready.
+func spawn(t *testing.T, dir, name string, set ...string) *engine {
+	t.Helper()
+	flags := flagsOf(dir, name, set)
+	cfg, err := config.Load(config.LoadOptions{Flags: flags})
+	must(t, err)
+	e := &engine{cfg: cfg, admin: admin.NewClient(cfg.Admin.Socket), cmd: command(t, append([]string{"engine"}, flags...)...)}
+	must(t, e.cmd.Start())
+	e.register(t, func() { e.kill(); e.admin.Close() })
+	e.awaitReady(t)
+	return e
+}
+
+func engineMain(flags []string) {
+	level := slog.LevelError
+	if os.Getenv("TERMINUS_TEST_LOG") != "" {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	cfg, err := config.Load(config.LoadOptions{Flags: flags})
+	if err == nil {
+		ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+		defer stop()
+		err = node.Run(ctx, cfg, node.Options{Log: log.With("node", cfg.Node), Version: "test"})
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func (e *engine) kill() {
+	e.cmd.Process.Kill()
+	e.cmd.Wait()
+}
+
+func (e *engine) signal(t *testing.T, s os.Signal) {
+	t.Helper()
+	must(t, e.cmd.Process.Signal(s))
+}
+
+// pause stops the process for d.
+func (e *engine) pause(t *testing.T, d time.Duration) {
+	t.Helper()
+	e.signal(t, unix.SIGSTOP)
+	time.Sleep(d)
+	e.signal(t, unix.SIGCONT)
+}
+
+// plugin returns the process id of the live epoch of the engine's first backend, and its number.
+func (e *engine) plugin(t *testing.T) (pid int, epoch uint32) {
+	t.Helper()
+	ps, err := e.admin.Plugins(short(t))
+	must(t, err)
+	return ps[0].Epochs[0].PID, ps[0].Epochs[0].Epoch
+}
+
+// workerProcess is a destination worker in a process of its own that has registered pages of room 1.
+type workerProcess struct {
+	*exec.Cmd
+	in io.Closer
+}
+
+// spawnWorker returns when the room is registered.
+func spawnWorker(t *testing.T, e *engine) *workerProcess {
+	t.Helper()
+	w := &workerProcess{Cmd: command(t, "worker", e.cfg.Worker.Socket)}
+	in, err := w.StdinPipe()
+	must(t, err)
+	out, err := w.StdoutPipe()
+	must(t, err)
+	w.in = in
+	must(t, w.Start())
+	t.Cleanup(w.kill)
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil || line != "registered\n" {
+		t.Fatalf("the worker said %q, %v", line, err)
+	}
+	return w
+}
+
+func (w *workerProcess) kill() {
+	w.Process.Kill()
+	w.Wait()
+}
+
+// memory opens the region of the worker, as it was before any engine saw it.
+func (w *workerProcess) memory(t *testing.T) *os.File {
+	t.Helper()
+	fds := fmt.Sprintf("/proc/%d/fd/", w.Process.Pid)
+	entries, err := os.ReadDir(fds)
+	must(t, err)
+	for _, e := range entries {
+		if to, err := os.Readlink(fds + e.Name()); err == nil && strings.HasPrefix(to, "/memfd:terminus-region") {
+			f, err := os.OpenFile(fds+e.Name(), os.O_RDWR, 0)
+			must(t, err)
+			t.Cleanup(func() { f.Close() })
+			return f
+		}
+	}
+	t.Fatal("the worker has no region")
+	return nil
+}
+
+func workerMain(socket string) {
+	fail := func(err error) {
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	w, err := newWorker(ctx, socket, client.Destination, "decode", 0, 1, 16)
+	fail(err)
+	room, err := w.Open(ctx, client.OpenOptions{Room: 1, PeerGroup: "prefill"})
+	fail(err)
+	fail(room.Register(ctx, client.RegisterPart{Pool: w.pool, Pages: []int32{1, 2}}))
+	fmt.Println("registered")
+	io.Copy(io.Discard, os.Stdin)
+	os.Exit(0)
+}
