@@ -1,6 +1,7 @@
 package core
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
@@ -257,33 +258,48 @@ func (s *SRF) Clone() Policy {
 
 // FIFO submits rooms in order of arrival, whatever their size or peer. It is kept for comparison.
 type FIFO struct {
-	rooms []queued
-	peer  map[int32]PeerID
+	queue []arrival // rooms that left are skipped
+	where map[int32]arrival
+	seq   uint64
+}
+
+type arrival struct {
+	room int32
+	peer PeerID
+	seq  uint64
 }
 
 // NewFIFO returns an empty FIFO.
-func NewFIFO() *FIFO { return &FIFO{peer: map[int32]PeerID{}} }
+func NewFIFO() *FIFO { return &FIFO{where: map[int32]arrival{}} }
 
 // Add implements Policy.
-func (f *FIFO) Add(room int32, peer PeerID, _ int64, _ int32, now int64) {
-	if _, ok := f.peer[room]; !ok {
-		f.rooms = append(f.rooms, queued{room: room, added: now})
+func (f *FIFO) Add(room int32, peer PeerID, _ int64, _ int32, _ int64) {
+	a, ok := f.where[room]
+	a.room, a.peer = room, peer
+	if !ok {
+		f.seq++
+		a.seq = f.seq
+		if len(f.queue) > 2*len(f.where)+64 { // mostly rooms that left
+			f.queue = slices.DeleteFunc(f.queue, f.left)
+		}
+		f.queue = append(f.queue, a)
 	}
-	f.peer[room] = peer
+	f.where[room] = a
 }
 
+// left reports whether a room is no longer, or again, in the queue.
+func (f *FIFO) left(a arrival) bool { return f.where[a.room].seq != a.seq }
+
 // Remove implements Policy.
-func (f *FIFO) Remove(room int32) {
-	if _, ok := f.peer[room]; ok {
-		delete(f.peer, room)
-		f.rooms = slices.DeleteFunc(f.rooms, func(e queued) bool { return e.room == room })
-	}
-}
+func (f *FIFO) Remove(room int32) { delete(f.where, room) }
 
 // Next implements Policy: the first room waits for its peer's window, and all behind it with it.
 func (f *FIFO) Next(_ int64, w Windows) (int32, bool) {
-	if len(f.rooms) > 0 && w.Open(f.peer[f.rooms[0].room]) {
-		return f.rooms[0].room, true
+	for len(f.queue) > 0 && f.left(f.queue[0]) {
+		f.queue = f.queue[1:]
+	}
+	if len(f.queue) > 0 && w.Open(f.where[f.queue[0].room].peer) {
+		return f.queue[0].room, true
 	}
 	return nil32, false
 }
@@ -292,24 +308,22 @@ func (f *FIFO) Next(_ int64, w Windows) (int32, bool) {
 func (f *FIFO) Charge(PeerID, int64) {}
 
 // Len implements Policy.
-func (f *FIFO) Len() int { return len(f.rooms) }
+func (f *FIFO) Len() int { return len(f.where) }
 
 // Hash implements Policy.
 func (f *FIFO) Hash(name func(room int32) uint64) uint64 {
 	h := hash(10)
-	for i := range f.rooms {
-		h.put(name(f.rooms[i].room), uint64(f.peer[f.rooms[i].room]))
+	for _, a := range f.queue {
+		if !f.left(a) {
+			h.put(name(a.room), uint64(f.where[a.room].peer))
+		}
 	}
 	return h.end()
 }
 
 // Clone implements Policy.
 func (f *FIFO) Clone() Policy {
-	c := &FIFO{rooms: slices.Clone(f.rooms), peer: make(map[int32]PeerID, len(f.peer))}
-	for k, v := range f.peer {
-		c.peer[k] = v
-	}
-	return c
+	return &FIFO{queue: slices.Clone(f.queue), where: maps.Clone(f.where), seq: f.seq}
 }
 
 var (

@@ -193,3 +193,47 @@ func TestPolicyModel(t *testing.T) {
 		}
 	})
 }
+
+// TestFIFOOrder: rooms go in order of arrival; one that left and came again goes last.
+func TestFIFOOrder(t *testing.T) {
+	p := NewFIFO()
+	for room := range int32(200) {
+		p.Add(room, 0, 1, 0, 0)
+	}
+	for room := range int32(199) {
+		if room != 7 {
+			p.Remove(room)
+		}
+	}
+	p.Add(3, 0, 1, 0, 0)
+	left := map[int32]int64{}
+	c := p.Clone()
+	want := []int32{7, 199, 3}
+	if got := serve(p, 99, 1, left, func(int32) PeerID { return 0 }, open{}); !slices.Equal(got, want) || p.Len() != 0 {
+		t.Errorf("order %v, %d left, want %v", got, p.Len(), want)
+	}
+	if got := serve(c, 99, 1, left, func(int32) PeerID { return 0 }, open{}); !slices.Equal(got, want) {
+		t.Errorf("the clone's order is %v, want %v", got, want)
+	}
+	for range 10_000 {
+		p.Add(1, 0, 1, 0, 0)
+		p.Remove(1)
+	}
+	if len(p.queue) > 100 {
+		t.Errorf("%d entries of rooms that left", len(p.queue))
+	}
+}
+
+// TestSRFAgeAfterReturn: a room that waited longer than the bound goes before shorter ones, also when rooms that
+// came before it have left and come again.
+func TestSRFAgeAfterReturn(t *testing.T) {
+	p := NewSRF()
+	p.Add(0, 0, 10, 0, 0)
+	p.Add(1, 0, 1000, 0, 1)
+	p.Remove(0)
+	late := int64(p.AgeBound) + 2
+	p.Add(0, 0, 10, 0, late)
+	if room, ok := p.Next(late, open{}); !ok || room != 1 {
+		t.Errorf("room %d goes first", room)
+	}
+}
