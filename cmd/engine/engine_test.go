@@ -125,6 +125,8 @@ func TestGoldens(t *testing.T) {
 		{"too_many", "peers all"},
 		{"no_file", "validate"},
 		{"completions_bad", "completions csh"},
+		{"bench_unknown", "bench boundry"},
+		{"bench_duration", "bench boundary --duration 0s"},
 	} {
 		t.Run(g.name, func(t *testing.T) {
 			code, out, errOut := command(t, []string{"TERMINUS_ADMIN__SOCKET=" + socket}, strings.Fields(g.args)...)

@@ -7,6 +7,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/terminus-kv/terminus/internal/bench"
 	"github.com/terminus-kv/terminus/plugins/sdk"
 	"github.com/terminus-kv/terminus/plugins/tcp"
 )
@@ -16,6 +17,10 @@ func main() {
 	if len(os.Args) > 2 && os.Args[1] == "plugin" && os.Args[2] == "tcp" {
 		os.Args = append([]string{os.Args[0] + " plugin tcp"}, os.Args[3:]...)
 		sdk.Main(tcp.New())
+	}
+	// A process of a benchmark is this binary as well.
+	if len(os.Args) > 1 && os.Args[1] == bench.ChildCommand {
+		os.Exit(benchChild(os.Args[2:]))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once

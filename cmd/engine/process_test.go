@@ -25,6 +25,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asEngine) != "" || (len(os.Args) > 1 && os.Args[1] == "plugin") {
 		main()
 	}
+	// Under the race detector a process sleeps a second before it exits; plugins inherit this.
+	os.Setenv("GORACE", "atexit_sleep_ms=0 "+os.Getenv("GORACE"))
 	goleak.VerifyTestMain(m)
 }
 
@@ -42,7 +44,7 @@ func spawn(t *testing.T, dir string, args ...string) *process {
 		t.Fatal(err)
 	}
 	p := &process{cmd: exec.Command(exe, args...)}
-	p.cmd.Env = []string{asEngine + "=1", "XDG_RUNTIME_DIR=" + dir, "TERMINUS_STATE_DIR=" + dir + "/state", "HOME=" + dir}
+	p.cmd.Env = []string{asEngine + "=1", "XDG_RUNTIME_DIR=" + dir, "TERMINUS_STATE_DIR=" + dir + "/state", "HOME=" + dir, "GORACE=" + os.Getenv("GORACE")}
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	p.cmd.WaitDelay = 10 * time.Second
 	if err := p.cmd.Start(); err != nil {
