@@ -32,7 +32,8 @@ type Config struct {
 	HandshakeTimeout int      `json:"handshake_timeout_ms,omitempty" jsonschema:"minimum=100,maximum=60000,default=5000" jsonschema_description:"Bound of one handshake, milliseconds."`
 	ConnectTimeout   int      `json:"connect_timeout_ms,omitempty" jsonschema:"minimum=100,maximum=120000,default=10000" jsonschema_description:"How long an op waits for a connection before it fails, milliseconds."`
 	AbortTimeout     int      `json:"abort_timeout_ms,omitempty" jsonschema:"minimum=10,maximum=60000,default=2000" jsonschema_description:"How long an abort waits for the receiver's answer before the op ends as not quiet, milliseconds."`
-	SettleTimeout    int      `json:"settle_timeout_ms,omitempty" jsonschema:"minimum=1,maximum=3600000,default=120000" jsonschema_description:"How long a lost connection is redialled to learn that its ops are gone, milliseconds."`
+	SilenceTimeout   int      `json:"silence_timeout_ms,omitempty" jsonschema:"minimum=1000,maximum=600000,default=30000" jsonschema_description:"How long the host at the other end of a TCP connection may acknowledge nothing before the connection is over, milliseconds."`
+	SettleTimeout    int      `json:"settle_timeout_ms,omitempty" jsonschema:"minimum=1,maximum=3600000,default=120000" jsonschema_description:"How long a lost connection is redialled every second to learn that its ops are gone, milliseconds; then twice a minute until the peer is removed."`
 }
 
 // DefaultConfig returns the values of options that are not given.
@@ -47,6 +48,7 @@ func DefaultConfig() Config {
 		HandshakeTimeout: 5000,
 		ConnectTimeout:   10000,
 		AbortTimeout:     2000,
+		SilenceTimeout:   30000,
 		SettleTimeout:    120000,
 	}
 }
@@ -66,6 +68,7 @@ func (c *Config) check() error {
 	limit("handshake_timeout_ms", c.HandshakeTimeout, 100, 60000)
 	limit("connect_timeout_ms", c.ConnectTimeout, 100, 120000)
 	limit("abort_timeout_ms", c.AbortTimeout, 10, 60000)
+	limit("silence_timeout_ms", c.SilenceTimeout, 1000, 600000)
 	limit("settle_timeout_ms", c.SettleTimeout, 1, 3600000)
 
 	host, _, err := net.SplitHostPort(c.Listen)

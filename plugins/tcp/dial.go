@@ -6,17 +6,19 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/terminus-kv/terminus/plugins/sdk"
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
-	"golang.org/x/sys/unix"
 )
 
-// dial starts the goroutine that makes connections, unless it runs. p.mu is held.
+// dial starts the goroutine that makes connections, or ends its pause. p.mu is held.
 func (p *peer) dial() {
 	if p.dialing {
+		select {
+		case p.hurry <- struct{}{}:
+		default:
+		}
 		return
 	}
 	p.dialing = true
@@ -24,8 +26,9 @@ func (p *peer) dial() {
 }
 
 // dialLoop connects as long as ops wait for a connection, or a lost connection has ops that are not
-// known to be quiet. Every wait in it is bounded: ops by the connect timeout, lost ones by the settle
-// timeout, after which the next op tries again.
+// known to be quiet. Ops wait no longer than the connect timeout. Lost ones are asked about until the peer
+// is removed, seldom after the settle timeout: a host that comes back after hours still tells that nothing
+// of them can land. The ops of a removed peer are given up after the settle timeout.
 func (p *peer) dialLoop() {
 	backoff := firstBackoff
 	for {
@@ -63,24 +66,30 @@ func (p *peer) dialLoop() {
 			out = p.failed(err, out)
 		}
 		again := err != nil && (len(p.pending) > 0 || p.unsettled())
+		most := lastBackoff
+		if len(p.pending) == 0 && time.Since(p.lostAt) > milliseconds(p.b.cfg.SettleTimeout) {
+			most = slowBackoff
+		}
 		p.mu.Unlock()
 		deliver(out)
 		if !again {
 			continue
 		}
 		t := time.NewTimer(backoff)
+		backoff = min(2*backoff, most)
 		select {
 		case <-t.C:
+		case <-p.hurry:
+			backoff = firstBackoff
 		case <-p.ctx.Done():
-			t.Stop()
 		}
-		backoff = min(2*backoff, lastBackoff)
+		t.Stop()
 	}
 }
 
 // unsettled tells whether lost connections are still asked about. p.mu is held.
 func (p *peer) unsettled() bool {
-	return len(p.lost) > 0 && time.Since(p.lostAt) < milliseconds(p.b.cfg.SettleTimeout)
+	return len(p.lost) > 0 && (!p.closed || time.Since(p.lostAt) < milliseconds(p.b.cfg.SettleTimeout))
 }
 
 // attach puts a new connection to work, in no slot if there is none. Its handshake has proved that the
@@ -140,12 +149,14 @@ func (p *peer) connect(number uint64, givenUp []uint64) (net.Conn, contract.Lane
 	try := func(network, addr string) (c net.Conn, reached bool, err error) {
 		ctx, cancel := context.WithTimeout(p.ctx, timeout)
 		defer cancel()
-		d := net.Dialer{ControlContext: dialOptions}
+		var d net.Dialer
 		if c, err = d.DialContext(ctx, network, addr); err != nil {
 			return nil, false, err
 		}
 		quit := context.AfterFunc(p.ctx, func() { c.Close() })
-		err = introduce(c, h, p.sdk.Token, givenUp, timeout)
+		if err = tune(c, milliseconds(p.b.cfg.SilenceTimeout)); err == nil {
+			err = introduce(c, h, p.sdk.Token, givenUp, timeout)
+		}
 		if !quit() && err == nil {
 			err = p.ctx.Err()
 		}
@@ -186,18 +197,4 @@ func (p *peer) connect(number uint64, givenUp []uint64) (net.Conn, contract.Lane
 		errs = append(errs, errors.New("no address"))
 	}
 	return nil, 0, errors.Join(errs...)
-}
-
-// dialOptions bounds how long the kernel keeps a connection whose other end does not answer.
-func dialOptions(_ context.Context, network, _ string, raw syscall.RawConn) error {
-	if network == "unix" {
-		return nil
-	}
-	var err error
-	if cerr := raw.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds()))
-	}); cerr != nil {
-		return cerr
-	}
-	return err
 }

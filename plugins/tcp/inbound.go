@@ -1,7 +1,6 @@
 package tcp
 
 import (
-	"bufio"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"net"
 	"runtime/debug"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -16,9 +16,10 @@ import (
 )
 
 const (
-	inboundBuffer = 256 << 10 // at least one frame; over TCP the private buffer of the slices
-	ackBytes      = 512 << 10 // landed bytes that are told although more frames are waiting
-	maxInboundOps = 4096      // ops open on one connection
+	inboundBuffer = 256 << 10              // at least one frame; over TCP the private buffer of the slices
+	ackBytes      = 2 << 20                // landed bytes that are told, less when the writer's window is small
+	ackEvery      = 100 * time.Millisecond // as long as anything lands, also fewer bytes are told
+	maxInboundOps = 4096                   // ops open on one connection
 )
 
 // inbound is a connection that writes into local pages. One goroutine reads, checks, copies, answers.
@@ -28,7 +29,7 @@ type inbound struct {
 	number uint64
 	conn   net.Conn
 	fds    *fdReader // nil over TCP
-	r      *bufio.Reader
+	r      *intake
 	done   chan struct{} // closed when nothing of it can land any more
 
 	// gate is held shared while a slice is checked and copied; see receiver.barrier.
@@ -41,6 +42,8 @@ type inbound struct {
 	out     []byte       // frames to send
 	ended   bool         // out holds the end of an op
 	landed  uint64       // bytes not told yet
+	ackAt   uint64       // when they are told: the writer's window is never full of them
+	told    time.Time    // when some were told
 	unacked []*inboundOp // ops with such bytes
 	target  *region      // where the last slice went
 	from    *source      // where the last copy came from
@@ -69,13 +72,14 @@ func newInbound(b *Backend, w *writer, number uint64, c net.Conn) *inbound {
 		done:    make(chan struct{}),
 		ops:     map[uint64]*inboundOp{},
 		sources: map[uint64]*source{},
+		ackAt:   ackBytes,
 	}
 	var r io.Reader = c
 	if u, ok := c.(*net.UnixConn); ok {
 		in.fds = &fdReader{c: u}
 		r = in.fds
 	}
-	in.r = bufio.NewReaderSize(r, inboundBuffer)
+	in.r = newIntake(r, inboundBuffer)
 	return in
 }
 
@@ -119,7 +123,7 @@ func (in *inbound) step() error {
 	if err := in.await(headerLen); err != nil {
 		return err
 	}
-	b, err := in.r.Peek(headerLen)
+	b, err := in.r.peek(headerLen)
 	if err != nil {
 		return err
 	}
@@ -130,27 +134,30 @@ func (in *inbound) step() error {
 	if err := in.await(headerLen + h.size); err != nil {
 		return err
 	}
-	if b, err = in.r.Peek(headerLen + h.size); err != nil {
+	if b, err = in.r.peek(headerLen + h.size); err != nil {
 		return err
 	}
 	if err := in.handle(h, b[headerLen:]); err != nil {
 		return err
 	}
-	_, err = in.r.Discard(len(b))
-	return err
+	in.r.skip(len(b))
+	return nil
 }
 
-// await sends what the writer waits for when the next n bytes are not here yet. Acknowledgements can
-// wait for the rest of a frame that has begun: a full window never cuts one.
+// await tells the writer what it waits for when the next n bytes are not here yet: the ends of ops, and now
+// and then how far the others are.
 func (in *inbound) await(n int) error {
-	have := in.r.Buffered()
+	have := in.r.buffered()
 	if have >= n {
+		return nil
+	}
+	switch {
+	case in.ended:
+	case have > 0 || in.landed == 0 || time.Since(in.told) < ackEvery:
 		return nil
 	}
 	if have == 0 {
 		in.ack()
-	} else if !in.ended {
-		return nil
 	}
 	return in.flush()
 }
@@ -162,7 +169,7 @@ func (in *inbound) ack() {
 			in.out = putNumber(in.out, frameAck, o.id, o.copied)
 		}
 	}
-	in.unacked, in.landed = in.unacked[:0], 0
+	in.unacked, in.landed, in.told = in.unacked[:0], 0, time.Now()
 }
 
 func (in *inbound) flush() error {
@@ -177,7 +184,7 @@ func (in *inbound) flush() error {
 func (in *inbound) handle(h header, body []byte) error {
 	switch h.kind {
 	case frameBegin:
-		return in.begin(h.id, body)
+		return in.begin(h.id, readBegin(body))
 	case frameRegion:
 		return in.addSource(h.id, binary.LittleEndian.Uint64(body))
 	case frameForget:
@@ -215,27 +222,30 @@ func (in *inbound) handle(h header, body []byte) error {
 			in.out = putHeader(in.out, header{kind: frameCancelled, id: o.id})
 		}
 	}
-	if in.landed >= ackBytes {
+	if in.landed >= in.ackAt {
 		in.ack()
 		return in.flush()
 	}
 	return nil
 }
 
-func (in *inbound) begin(id uint64, body []byte) error {
+func (in *inbound) begin(id uint64, op begin) error {
 	if id != in.last+1 {
 		return badf("op %d begins after op %d", id, in.last)
 	}
 	in.last = id
-	g, total := readBegin(body)
-	o := &inboundOp{id: id, total: total, opener: in.b.table.find(g.Destination)}
+	in.ackAt = 0
+	if op.window >= 2*minRoom { // else the writer waits for less than a quarter
+		in.ackAt = min(ackBytes, op.window/4)
+	}
+	o := &inboundOp{id: id, total: op.bytes, opener: in.b.table.find(op.Destination)}
 	switch {
 	case o.opener == nil:
-		in.refuse(o, &refusal{cause: contract.Cause_CAUSE_REFUSED, detail: fmt.Sprintf("opener %d/%d is not granted", g.Destination.Incarnation, g.Destination.Sequence)})
+		in.refuse(o, &refusal{cause: contract.Cause_CAUSE_REFUSED, detail: fmt.Sprintf("opener %d/%d is not granted", op.Destination.Incarnation, op.Destination.Sequence)})
 	case len(in.ops) >= maxInboundOps:
 		in.refuse(o, &refusal{cause: contract.Cause_CAUSE_LIMIT, detail: fmt.Sprintf("more than %d ops on one connection", maxInboundOps)})
-	case total == 0 || total > maxOpBytes:
-		in.refuse(o, &refusal{cause: contract.Cause_CAUSE_LIMIT, detail: fmt.Sprintf("op of %d bytes, 1 to %d are served", total, maxOpBytes)})
+	case op.bytes == 0 || op.bytes > maxOpBytes:
+		in.refuse(o, &refusal{cause: contract.Cause_CAUSE_LIMIT, detail: fmt.Sprintf("op of %d bytes, 1 to %d are served", op.bytes, maxOpBytes)})
 	default:
 		in.ops[id] = o
 	}
@@ -364,7 +374,8 @@ func (in *inbound) landData(o *inboundOp, pieces, data []byte) (no *refusal) {
 		if no != nil {
 			return no
 		}
-		data = data[copy(dst, data):]
+		copyPage(dst, data)
+		data = data[p.n:]
 	}
 	return nil
 }
@@ -381,7 +392,7 @@ func (in *inbound) copyDescs(o *inboundOp, body []byte) {
 	for !o.ended && (w.d.n > 0 || len(w.rest) > 0) {
 		n, no := in.landDescs(o, &w)
 		in.account(o, n, no)
-		if in.landed >= ackBytes && !o.ended {
+		if in.landed >= in.ackAt && !o.ended {
 			in.ack()
 			if in.flush() != nil {
 				return // the next read says so, too
@@ -422,7 +433,7 @@ func (in *inbound) landDescs(o *inboundOp, w *descWalk) (done uint64, no *refusa
 		if !within(d.srcOff, n, len(s.bytes)) {
 			return done, &refusal{cause: contract.Cause_CAUSE_BOUNDS, detail: fmt.Sprintf("bytes [%d, +%d) leave source region %d", d.srcOff, n, d.src)}
 		}
-		copy(dst, s.bytes[d.srcOff:d.srcOff+n])
+		copyPage(dst, s.bytes[d.srcOff:d.srcOff+n])
 		d.srcOff, d.dstOff, d.n = d.srcOff+n, d.dstOff+n, d.n-n
 		done += n
 	}

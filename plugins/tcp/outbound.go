@@ -9,6 +9,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/terminus-kv/terminus/plugins/sdk"
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
@@ -20,6 +21,8 @@ const (
 	batchOps   = 64       // ops that it takes at once
 	copyBelow  = 1 << 10  // smaller pieces are cheaper copied than gathered
 	arenaBytes = 320 << 10
+	// progressEvery is the shortest time between two reports of one op: each costs the host a message.
+	progressEvery = 100 * time.Millisecond
 )
 
 // outbound is a connection to a receiver. The pump goroutine writes, the other one reads the answers.
@@ -236,7 +239,7 @@ func (c *outbound) send() error {
 	for _, x := range c.batch {
 		if !x.begun {
 			x.begun = true
-			c.arena = putBegin(c.arena, x.id, x.op.Generation(), x.total)
+			c.arena = putBegin(c.arena, x.id, x.op.Generation(), x.total, uint64(c.p.b.cfg.Window))
 		}
 	}
 	for _, x := range c.batch {
@@ -389,7 +392,8 @@ func (c *outbound) answer(h header, body []byte, out []ending) ([]ending, error)
 		c.p.b.count.bytesOut.Add(n - x.acked)
 		x.acked = n
 		c.wake.Signal()
-		if !x.ended {
+		if now := time.Now(); !x.ended && now.Sub(x.progress) >= progressEvery {
+			x.progress = now
 			out = append(out, ending{x: x, kind: endProgress, bytes: n})
 		}
 	case frameDone:

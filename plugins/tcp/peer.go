@@ -17,11 +17,11 @@ import (
 const (
 	firstBackoff = 10 * time.Millisecond
 	lastBackoff  = time.Second
+	slowBackoff  = 30 * time.Second
 	moreEvery    = time.Second // between attempts at one more connection
 	maxTries     = 3           // connections lost under an op that has not begun
 	maxRetired   = 4           // connections that take no new op and still have old ones
 	maxSettlers  = 256         // peers, removed ones that are still asked about lost ops included
-	userTimeout  = 30 * time.Second
 )
 
 // peer is a plugin epoch that local ops write to. Its connections are made when ops need them.
@@ -35,6 +35,7 @@ type peer struct {
 	cancel context.CancelFunc
 	conns  sync.WaitGroup // connections
 	dialer sync.WaitGroup // dialLoop
+	hurry  chan struct{}  // 1: ends a pause of dialLoop
 
 	mu       sync.Mutex
 	closed   bool
@@ -77,6 +78,7 @@ func (b *Backend) AddPeer(sp *sdk.Peer) (contract.Lane, error) {
 	p := &peer{
 		b: b, sdk: sp, ep: ep, target: target,
 		slots: make([]*outbound, b.cfg.Connections),
+		hurry: make(chan struct{}, 1),
 		lost:  map[uint64][]*xfer{},
 	}
 	lane, err := p.lane()
@@ -186,7 +188,9 @@ func (p *peer) place(x *xfer) {
 	if best == nil {
 		x.pending = true
 		p.pending = append(p.pending, x)
-		p.dial()
+		if len(p.pending) == 1 || !p.dialing {
+			p.dial()
+		}
 		return
 	}
 	if free && best.load > 0 && !p.dialing && time.Now().After(p.moreAt) {

@@ -191,6 +191,9 @@ func (r *receiver) gone() {
 func (r *receiver) admit(c net.Conn) (*inbound, error) {
 	var w *writer
 	timeout := milliseconds(r.b.cfg.HandshakeTimeout)
+	if err := tune(c, milliseconds(r.b.cfg.SilenceTimeout)); err != nil {
+		return nil, err
+	}
 	h, givenUp, err := examine(c, timeout, func(h hello) ([]byte, status) {
 		if h.target != r.b.self {
 			return nil, statusOther

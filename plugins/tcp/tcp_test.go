@@ -351,6 +351,51 @@ func TestManyOps(t *testing.T) {
 	}
 }
 
+// TestSmallestWindow: whatever part of an op is left unacknowledged, the writer never waits for it in vain.
+func TestSmallestWindow(t *testing.T) {
+	const pages, size = 400, 3000
+	for _, l := range lanes {
+		for _, window := range []int{64 << 10, 96 << 10, 128 << 10} {
+			t.Run(fmt.Sprintf("%s/%d", l.name, window), func(t *testing.T) {
+				opts := options{"connections": 1, "window": window}
+				for k, v := range l.opts {
+					opts[k] = v
+				}
+				p := newPair(t, opts, pages, size)
+				p.grantAll(pages)
+				var ops []*sdktest.Pending
+				for i := range 48 {
+					n := uint32(1 + i*37%pages)
+					ops = append(ops, p.submit(sdktest.Pages(0, n), sdktest.Pages(0, n)))
+				}
+				for _, op := range ops {
+					wantDone(t, op.End(), l.lane)
+				}
+				p.idle()
+			})
+		}
+	}
+}
+
+// TestCopyPage holds the copy against copy() for every alignment and around every size that it treats
+// differently; not a byte beside the target changes.
+func TestCopyPage(t *testing.T) {
+	const room = 80
+	src := make([]byte, 70000+2*room)
+	fill(src, 9)
+	for _, size := range []int{1, 63, streamFrom - 1, streamFrom, streamFrom + 1, streamFrom + 63, streamFrom + 64, sliceBytes, sliceBytes + 1} {
+		for off := range room {
+			dst := make([]byte, size+2*room)
+			want := make([]byte, len(dst))
+			copy(want[off:off+size], src[room-off:])
+			copyPage(dst[off:off+size], src[room-off:][:size])
+			if !bytes.Equal(dst, want) {
+				t.Fatalf("size %d at offset %d differs", size, off)
+			}
+		}
+	}
+}
+
 // TestSmallOverLarge: a small op does not wait for a big one that came before.
 func TestSmallOverLarge(t *testing.T) {
 	const pages, size = 512, 128 << 10

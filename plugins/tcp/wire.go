@@ -9,7 +9,7 @@ import (
 )
 
 // wireVersion is part of the first bytes of a connection. Both ends must agree.
-const wireVersion = 1
+const wireVersion = 2
 
 // frameKind tells what a frame is. Frames follow the handshake; all numbers are little-endian.
 //
@@ -20,7 +20,8 @@ type frameKind uint8
 
 // Frames of the writer.
 const (
-	// frameBegin opens op id: source opener, destination opener, bytes.
+	// frameBegin opens op id: source opener, destination opener, bytes, and the most bytes that the writer
+	// sends on this connection without an acknowledgement.
 	frameBegin frameKind = iota + 1
 	// frameData carries count pieces of op id: their places, then their bytes.
 	frameData
@@ -45,7 +46,7 @@ const (
 
 const (
 	headerLen = 16
-	beginLen  = 40
+	beginLen  = 48
 	pieceLen  = 24 // u64 region, u64 offset, u64 bytes
 	descLen   = 40 // u64 source region, u64 offset, u64 region, u64 offset, u64 bytes
 	maxDetail = 256
@@ -107,19 +108,29 @@ func putNumber(b []byte, kind frameKind, id, n uint64) []byte {
 	return binary.LittleEndian.AppendUint64(b, n)
 }
 
-func putBegin(b []byte, id uint64, g sdk.Generation, bytes uint64) []byte {
+// begin is the payload of a frameBegin.
+type begin struct {
+	sdk.Generation
+	bytes, window uint64
+}
+
+func putBegin(b []byte, id uint64, g sdk.Generation, bytes, window uint64) []byte {
 	b = putHeader(b, header{kind: frameBegin, size: beginLen, id: id})
-	for _, v := range [...]uint64{g.Source.Incarnation, g.Source.Sequence, g.Destination.Incarnation, g.Destination.Sequence, bytes} {
+	for _, v := range [...]uint64{g.Source.Incarnation, g.Source.Sequence, g.Destination.Incarnation, g.Destination.Sequence, bytes, window} {
 		b = binary.LittleEndian.AppendUint64(b, v)
 	}
 	return b
 }
 
-func readBegin(b []byte) (g sdk.Generation, bytes uint64) {
+func readBegin(b []byte) begin {
 	u := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
-	g.Source = sdk.Opener{Incarnation: u(0), Sequence: u(1)}
-	g.Destination = sdk.Opener{Incarnation: u(2), Sequence: u(3)}
-	return g, u(4)
+	return begin{
+		Generation: sdk.Generation{
+			Source:      sdk.Opener{Incarnation: u(0), Sequence: u(1)},
+			Destination: sdk.Opener{Incarnation: u(2), Sequence: u(3)},
+		},
+		bytes: u(4), window: u(5),
+	}
 }
 
 func putFailed(b []byte, id uint64, cause contract.Cause, detail string) []byte {

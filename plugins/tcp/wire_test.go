@@ -115,7 +115,7 @@ func TestBrokenFrames(t *testing.T) {
 	b, h, r, pool := rawTarget(t, options{})
 	h.Grant(sdktest.Destination, pool, sdktest.Pages(0, 16)...)
 	healthy := dialRaw(t, b, h, "writer", make([]byte, tokenLen))
-	begin := putBegin(nil, 1, generation, 4096)
+	begin := putBegin(nil, 1, generation, 4096, 8<<20)
 	page := make([]byte, 4096)
 	huge := putHeader(nil, header{kind: frameData, id: 1, count: 1, size: 1<<31 - 1})
 	for name, frames := range map[string][]byte{
@@ -124,7 +124,7 @@ func TestBrokenFrames(t *testing.T) {
 		"kind zero":             make([]byte, headerLen),
 		"huge":                  huge,
 		"op that did not begin": data(1, page, piece{r.ID, 0, 4096}),
-		"op number skipped":     putBegin(nil, 2, generation, 4096),
+		"op number skipped":     putBegin(nil, 2, generation, 4096, 8<<20),
 		"op number again":       append(append([]byte{}, begin...), begin...),
 		"pieces too short":      append(append([]byte{}, begin...), data(1, page, piece{r.ID, 0, 4095})...),
 		"pieces too long":       append(append([]byte{}, begin...), data(1, page, piece{r.ID, 0, 1 << 63})...),
@@ -173,7 +173,7 @@ func TestOpRefusals(t *testing.T) {
 		{"huge op", maxOpBytes + 1, piece{r.ID, 2 * 4096, 4096}, contract.Cause_CAUSE_LIMIT},
 	} {
 		id++
-		w.send(putBegin(nil, id, generation, c.total))
+		w.send(putBegin(nil, id, generation, c.total, 8<<20))
 		w.send(data(id, page, c.piece))
 		a, _ := w.answer()
 		if a.kind != frameFailed || a.id != id || contract.Cause(a.count) != c.cause {
@@ -182,7 +182,7 @@ func TestOpRefusals(t *testing.T) {
 	}
 	// A descriptor of a region that was never handed over asks for another lane.
 	id++
-	w.send(putBegin(nil, id, generation, 4096))
+	w.send(putBegin(nil, id, generation, 4096, 8<<20))
 	w.send(putDesc(putHeader(nil, header{kind: frameDesc, id: id, count: 1, size: descLen}), desc{9, 0, r.ID, 2 * 4096, 4096}))
 	if a, _ := w.answer(); a.kind != frameNoSource {
 		t.Fatalf("answer %+v", a)
@@ -193,7 +193,7 @@ func TestOpRefusals(t *testing.T) {
 	// A cancel of an ended op is not answered; the connection still works.
 	w.send(putHeader(nil, header{kind: frameCancel, id: id}))
 	id++
-	w.send(putBegin(nil, id, generation, 4096))
+	w.send(putBegin(nil, id, generation, 4096, 8<<20))
 	w.send(data(id, page, piece{r.ID, 2 * 4096, 2048}, piece{r.ID, 3 * 4096, 2048}))
 	if a, _ := w.answer(); a.kind != frameDone || a.id != id {
 		t.Fatalf("answer %+v, want done", a)
@@ -207,7 +207,7 @@ func TestHalfSlice(t *testing.T) {
 	g := h.Grant(sdktest.Destination, pool, sdktest.Pages(0, 16)...)
 	w := dialRaw(t, b, h, "writer", make([]byte, tokenLen))
 	frame := data(1, bytes.Repeat([]byte{0xEE}, 1<<15), piece{r.ID, 0, 1 << 15})
-	w.send(putBegin(nil, 1, generation, 1<<16))
+	w.send(putBegin(nil, 1, generation, 1<<16, 8<<20))
 	w.send(frame)
 	eventually(t, "first slice", func() bool { return b.count.bytesIn.Load() == 1<<15 })
 	w.send(frame[:len(frame)/2])
@@ -247,7 +247,7 @@ func TestFault(t *testing.T) {
 	b.mu.Unlock()
 	h.Grant(sdktest.Destination, pool, sdktest.Pages(0, 16)...)
 	w := dialRaw(t, b, h, "writer", make([]byte, tokenLen))
-	w.send(putBegin(nil, 1, generation, 4096))
+	w.send(putBegin(nil, 1, generation, 4096, 8<<20))
 	w.send(data(1, make([]byte, 4096), piece{r.ID, 0, 4096}))
 	a, text := w.answer()
 	if a.kind != frameFailed || contract.Cause(a.count) != contract.Cause_CAUSE_INTERNAL {
@@ -431,7 +431,7 @@ func FuzzInbound(f *testing.F) {
 	}}); err != nil {
 		f.Fatal(err)
 	}
-	begin := putBegin(nil, 1, generation, 8192)
+	begin := putBegin(nil, 1, generation, 8192, 8<<20)
 	f.Add(append(append([]byte{}, begin...), data(1, bytes.Repeat([]byte{1}, 8192), piece{1, 4 * 4096, 8192})...))
 	f.Add(append(append([]byte{}, begin...), data(1, bytes.Repeat([]byte{1}, 64), piece{1, 3 * 4096, 32}, piece{1, 1<<64 - 1, 32})...))
 	f.Add(putHeader(begin, header{kind: frameCancel, id: 1}))

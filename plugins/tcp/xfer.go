@@ -28,6 +28,7 @@ type xfer struct {
 	tries      int       // connections that were lost before it began
 	sent       uint64    // bytes given to the pump
 	acked      uint64    // bytes that the receiver has copied
+	progress   time.Time // of the last report
 	late       ending    // end that came while writing
 	why        ending    // what a cancel that we asked for ourselves means
 	abortTimer *time.Timer
