@@ -265,7 +265,7 @@ func (m *Machine) setClocks(idx int32, r *room) {
 			m.keep(idx, r, slotPhase, clkQueue)
 		case !src:
 			m.keep(idx, r, slotPhase, clkRegister)
-		case r.peerQueued:
+		case r.peerQueued || r.class[slotPhase] == clkPeerQueued: // one total, whoever says it again
 			m.keep(idx, r, slotPhase, clkPeerQueued)
 		default:
 			m.keep(idx, r, slotPhase, clkBootstrapSrc)

@@ -43,6 +43,7 @@ func (m *Machine) peerHello(e *Event) {
 			}
 		})
 		m.forgetPeer(e.Peer)
+		m.forgetQueued(e.Peer)
 	}
 	m.forgetHolds(e.Peer) // Resync registers again what still stands
 	m.eachRecord(func(idx int32, r *room) {
@@ -127,9 +128,19 @@ func (m *Machine) peerDead(id PeerID) {
 	p.dead, p.ready = true, false
 	m.stats.PeersDead++
 	m.forgetHolds(id)
+	m.forgetQueued(id)
 	m.eachRecord(func(idx int32, r *room) {
 		if r.peer == id && !r.sm.Pair.IsZero() {
 			m.step(idx, statemachine.Event{Kind: statemachine.OnPeerDead})
+		}
+	})
+}
+
+// forgetQueued: whoever said Queued is gone. The clock that it started runs on.
+func (m *Machine) forgetQueued(id PeerID) {
+	m.eachRecord(func(_ int32, r *room) {
+		if r.peer == id {
+			r.peerQueued = false
 		}
 	})
 }

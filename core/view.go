@@ -39,6 +39,7 @@ type View struct {
 	Held             int64
 	Ops              statemachine.Counts
 	GrantPending     bool
+	PeerQueued       bool   // the destination's worker is known to wait for memory
 	Clock            string // of the clock that ends the state first; empty: none
 	Remaining        time.Duration
 	Released         bool
@@ -76,7 +77,7 @@ func (m *Machine) view(idx int32) View {
 		ByPeer: r.sm.ByPeer, Detail: m.detail(r), Admitted: r.sm.Admitted, Own: r.sm.Own, Pair: r.sm.Pair, Attempt: r.sm.Att,
 		Peer: r.peer, Group: m.name(r.group), PeerGroup: m.name(r.peerGroup), Backend: m.name(r.backend), Epoch: r.epoch,
 		Size: int(r.size), Paged: int(r.paged), Age: time.Duration(m.now - r.opened), Since: time.Duration(m.now - r.since),
-		Total: r.total, Moved: r.moved + r.flight, Held: r.held, Ops: r.sm.Ops, GrantPending: r.grant == grantAsked,
+		Total: r.total, Moved: r.moved + r.flight, Held: r.held, Ops: r.sm.Ops, GrantPending: r.grant == grantAsked, PeerQueued: r.peerQueued,
 	}
 	if r.peer != nilPeer {
 		p := m.peer(r.peer)
@@ -156,7 +157,7 @@ func (v *View) Why() string {
 	switch {
 	case !v.Admitted:
 		b.WriteString(", waiting for admission at this engine")
-	case v.State == statemachine.Unbound && v.Clock == "peer_queued":
+	case v.State == statemachine.Unbound && v.PeerQueued:
 		fmt.Fprintf(&b, ", waiting for the destination worker at %s, which waits for memory", peer)
 	case v.State == statemachine.Unbound:
 		b.WriteString(", waiting for a destination to register pages")

@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -17,6 +19,7 @@ func newDemo(a *app) *cobra.Command {
 		Short: "Show the incident that this engine ends, then move real KV cache between two engines and verify every page",
 		Example: `  engine demo
   engine demo -o json
+  engine demo --faults engine,link --seed 7
   engine demo --trace conversation.jsonl --rooms 5000 --bytes 8GiB`,
 		Args:        arguments(0, 0, "no argument"),
 		Annotations: effect(starts),
@@ -37,6 +40,7 @@ func newDemo(a *app) *cobra.Command {
 	f.StringVar(&o.Plugin, "plugin", "", "another backend: exec:PATH")
 	f.BoolVar(&o.NoPython, "no-python", false, "both workers in Go")
 	f.BoolVar(&o.NoIncident, "no-incident", false, "leave the first part out")
+	f.StringVar(&o.Faults, "faults", o.Faults, "what is done to engines, plugins and workers meanwhile: all, none, or some of "+strings.Join(demo.FaultNames(), ","))
 	f.DurationVar(&o.Deadline, "deadline", o.Deadline, "longest run")
 	f.VarP(&choice{&o.Output, []string{"table", "json"}}, "output", "o", "table or json")
 	c.AddCommand(newDemoWorker(a))
@@ -58,7 +62,7 @@ func newDemoWorker(a *app) *cobra.Command {
 				return &usageError{errors.New("want --role and --socket"), cmd}
 			}
 			o.Bytes = int64(size)
-			o.Stdout, o.Stderr = a.stdout, a.stderr
+			o.Stdin, o.Stdout, o.Stderr = os.Stdin, a.stdout, a.stderr
 			return demoError(cmd, demo.Worker(cmd.Context(), o))
 		},
 	}
@@ -68,6 +72,7 @@ func newDemoWorker(a *app) *cobra.Command {
 	f.StringVar(&o.Group, "group", "", "own group; default: the role")
 	f.StringVar(&o.PeerGroup, "peer-group", "", "group of the counterpart; default: the other role")
 	f.StringVar(&o.Schedule, "schedule", "", "schedule file that the demo wrote")
+	f.BoolVar(&o.Orders, "orders", false, "play what standard input orders, a JSON object a line, as the demo does")
 	f.StringVar(&o.Trace, "trace", "", "Mooncake-format trace; default: a generated sample")
 	f.IntVar(&o.Rooms, "rooms", o.Rooms, "requests that are replayed")
 	f.Var(&bytesFlag{&size}, "bytes", "about how much KV is moved in all; a page of one tensor has 512 B to 256 KiB")

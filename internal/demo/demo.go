@@ -1,6 +1,8 @@
 // Package demo is `engine demo`: first the silent inflight pin, replayed under the rules that caused
 // it and under ours; then the engine's main job, two engines with one worker process each that move
-// the KV cache of a request trace, with every page's content verified at the destination.
+// the KV cache of a request trace, with every page's content verified at the destination. In the same run
+// it kills, stops and cuts what can be killed, stopped and cut, as a cluster would sooner or later, and
+// tries again what that ended, as a router does.
 //
 // The demo uses nothing that a user could not use: engines are started as `engine run -c FILE`, the
 // workers speak the public worker API, what it prints about a room comes from the admin API.
@@ -36,6 +38,9 @@ type Options struct {
 	Output string
 	// NoIncident leaves the first part out.
 	NoIncident bool
+	// Faults are what the demo does to the engines, plugins and workers meanwhile: "all", "none", or names
+	// of FaultNames, with commas in between.
+	Faults string
 
 	// Executable is the engine binary; empty: this process's own.
 	Executable string
@@ -55,6 +60,7 @@ func Defaults() Options {
 		Seed:          1,
 		AbortFraction: 0.05,
 		Arrival:       ArrivalBurst,
+		Faults:        faultsAll,
 		Output:        "table",
 		Deadline:      3 * time.Minute,
 		Stdout:        io.Discard,
@@ -107,23 +113,29 @@ func (o Options) check() error {
 			bad("--plugin %q: must be exec:PATH", o.Plugin)
 		}
 	}
+	if kinds, err := faultKinds(o.Faults); err != nil {
+		errs = append(errs, err)
+	} else if least := leastRooms(len(kinds)); o.Rooms >= 1 && o.Rooms < least {
+		bad("--rooms %d: too few to have --faults %s strike while others are in flight; take %d or more, or --faults none", o.Rooms, o.Faults, least)
+	}
 	if o.Deadline <= 0 {
 		bad("--deadline %v: must be more than 0", o.Deadline)
 	}
 	return asOptions(errors.Join(errs...))
 }
 
-// Result is the outcome of a run, by the decode side's verdicts. Its JSON form is public.
+// Result is the outcome of a run, by the decode side's verdicts. A room that was tried again because a
+// fault ended it counts as what its last attempt came to. The JSON form is public.
 type Result struct {
 	Rooms       int `json:"rooms"` // success + failed + aborted + nonterminal
 	Success     int `json:"success"`
 	Failed      int `json:"failed"`
 	Aborted     int `json:"aborted"` // Failed(aborted) or Failed(peer_aborted)
 	Nonterminal int `json:"nonterminal"`
-	// Unknown counts rooms that the source side ended as outcome_unknown or engine_lost while the
+	// Unknown counts attempts that the source side ended as outcome_unknown or engine_lost while the
 	// destination succeeded: the one difference that the protocol allows.
 	Unknown int `json:"unknown"`
-	// Disagreed counts every other difference between the two sides.
+	// Disagreed counts every other difference between the two sides of an attempt.
 	Disagreed int   `json:"disagreed"`
 	Bytes     int64 `json:"bytes"` // verified at the destination
 
@@ -132,13 +144,26 @@ type Result struct {
 	WrittenAfterRelease int64 `json:"written_after_release"`
 
 	Reasons map[string]int `json:"reasons"` // rooms by reason, "success" among them
-	Faults  []Fault        `json:"faults"`  // that the demo provoked; never null
+	Faults  []Fault        `json:"faults"`  // that the demo provoked, in their order; never null
+	// Retried is the rooms of which a fault ended an attempt, so that there was another; RetriedSuccess and
+	// RetriedAborted what those came to in the end; LostAttempts the attempts that were ended, by reason.
+	Retried        int            `json:"retried"`
+	RetriedSuccess int            `json:"retried_success"`
+	RetriedAborted int            `json:"retried_aborted"`
+	LostAttempts   map[string]int `json:"lost_attempts"`
 	// Errors is what went wrong beside the figures: a process that died, a worker's complaint.
 	Errors []string `json:"errors,omitempty"`
 }
 
-// Fault is a fault that the demo provoked. This version provokes none.
-type Fault struct{}
+// Fault is one that the demo provoked: how long the rooms that were open and not terminal at that moment
+// took from it until their workers saw a terminal status.
+type Fault struct {
+	What  string  `json:"what"` // of FaultNames
+	Rooms int     `json:"rooms"`
+	P50   float64 `json:"p50_ms"`
+	P99   float64 `json:"p99_ms"`
+	Max   float64 `json:"max_ms"`
+}
 
 // Err says what in the result is not as it must be, or returns nil.
 func (r Result) Err() error {
@@ -186,6 +211,11 @@ type WorkerOptions struct {
 	AbortFraction float64
 	Arrival       string
 
+	// Orders has the worker play what Stdin orders instead, a JSON object a line; it needs Schedule. The
+	// demo is the router then.
+	Orders bool
+	Stdin  io.Reader
+
 	// Python runs the Python worker instead of the Go one.
 	Python bool
 	// Quiet is how long the worker goes on when nothing happens in any of its rooms.
@@ -222,12 +252,18 @@ func (o WorkerOptions) check() error {
 	if o.Socket == "" {
 		errs = append(errs, errors.New("--socket: the path of the engine's worker socket is missing"))
 	}
+	if o.Orders && o.Schedule == "" {
+		errs = append(errs, errors.New("--orders: needs the file of --schedule, whose rooms the orders name"))
+	}
+	if o.Orders && o.Python {
+		errs = append(errs, errors.New("--orders: not with --python"))
+	}
 	if o.Quiet <= 0 {
 		errs = append(errs, fmt.Errorf("--quiet %v: must be more than 0", o.Quiet))
 	}
 	if o.Schedule == "" {
 		d := Defaults()
-		d.Rooms, d.Bytes, d.AbortFraction, d.Arrival = o.Rooms, o.Bytes, o.AbortFraction, o.Arrival
+		d.Rooms, d.Bytes, d.AbortFraction, d.Arrival, d.Faults = o.Rooms, o.Bytes, o.AbortFraction, o.Arrival, faultsNone
 		errs = append(errs, d.check())
 	}
 	return asOptions(errors.Join(errs...))

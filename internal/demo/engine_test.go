@@ -6,12 +6,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
+
+	client "github.com/terminus-kv/terminus/clients/go"
 )
 
 const module = "github.com/terminus-kv/terminus/"
@@ -52,7 +56,7 @@ func runJSON(t *testing.T, change func(*Options)) (Result, error) {
 	o.Rooms, o.Bytes, o.AbortFraction, o.Output, o.Stdout = 80, 24<<20, 0.1, "json", &out
 	change(&o)
 	want, err := Run(t.Context(), o)
-	if err == nil && !strings.Contains(out.String(), `"faults":[]`) {
+	if o.Faults == faultsNone && !strings.Contains(out.String(), `"faults":[]`) {
 		t.Errorf("no empty list of faults in %s", &out)
 	}
 	var got Result
@@ -68,17 +72,90 @@ func runJSON(t *testing.T, change func(*Options)) (Result, error) {
 }
 
 func TestDemoMovesRealKV(t *testing.T) {
-	for name, noPython := range map[string]bool{"python": false, "go": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r, err := runJSON(t, func(o *Options) { o.NoPython = noPython })
-			if err != nil {
-				t.Fatal(err)
-			}
-			if r.Rooms != 80 || r.Success < 70 || r.Aborted == 0 || r.Failed != 0 || r.Bytes < 8<<20 {
-				t.Errorf("%+v", r)
-			}
-		})
+	t.Parallel()
+	r, err := runJSON(t, func(o *Options) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Rooms != 80 || r.Success < 70 || r.Aborted == 0 || r.Failed != 0 || r.Retried != 0 || r.Bytes < 8<<20 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// Both workers in Go, of which one goes on with the next engine, as the Python worker does elsewhere.
+func TestDemoInGoSurvivesItsEngine(t *testing.T) {
+	t.Parallel()
+	r, err := runJSON(t, func(o *Options) { o.Faults, o.NoPython = faultEngine, true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Rooms != 80 || r.Success < 60 || r.LostAttempts[reasonEngineLost] == 0 || r.RetriedSuccess == 0 || r.Bytes < 8<<20 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// Everything that can die dies once, and all figures are as they must be.
+func TestDemoSurvivesEveryFault(t *testing.T) {
+	t.Parallel()
+	r, err := runJSON(t, func(o *Options) { o.Faults, o.Rooms, o.Bytes = faultsAll, 150, 48<<20 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	var struck []string
+	for _, f := range r.Faults {
+		struck = append(struck, f.What)
+		if f.Rooms == 0 || f.P50 <= 0 || f.P99 < f.P50 || f.Max < f.P99 {
+			t.Errorf("%+v", f)
+		}
+		if f.What == faultPause && f.Max < 2500 {
+			t.Errorf("rooms did not feel the pause: %+v", f)
+		}
+	}
+	slices.Sort(struck)
+	want := FaultNames()
+	slices.Sort(want)
+	if !slices.Equal(struck, want) {
+		t.Errorf("faults %v", struck)
+	}
+	if r.Rooms != 150 || r.Success+r.Aborted+r.Failed != 150 || r.Success < 120 || r.Retried == 0 || r.RetriedSuccess == 0 || r.Bytes < 16<<20 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A worker that was started before its engine had noticed that the one before it was dead gave up at once.
+func TestWorkerWaitsForThePlaceOfADeadOne(t *testing.T) {
+	t.Parallel()
+	binary := build(t, "cmd/engine", "engine")
+	dir := t.TempDir()
+	for _, d := range []string{"run", "state"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e, err := newEngine(dir, "n", "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.start(binary, os.Environ()); err != nil {
+		t.Fatal(err)
+	}
+	defer e.proc.stop(stopGrace)
+	if err := e.waitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	o := client.Options{Socket: e.worker, Group: RolePrefill, Role: client.Source, Size: 1, Layout: client.Layout{DType: "bf16", Layers: 2, KVHeads: 1, HeadDim: 8, PageTokens: 64, Kind: "mha"}}
+	first, err := dialWorker(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(300*time.Millisecond, func() { first.Close() })
+	second, err := dialWorker(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.Close()
+	if second.Incarnation() != first.Incarnation() {
+		t.Error("the engine is another one")
 	}
 }
 

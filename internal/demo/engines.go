@@ -27,10 +27,14 @@ type engine struct {
 	worker string // socket of the worker API
 	admin  string // socket of the admin API
 	proc   *process
+	used   time.Duration // processor time of earlier processes
 }
 
+// peerSocket is where an engine of driver local listens for others.
+func peerSocket(dir, node string) string { return filepath.Join(dir, "run", node, "peer.sock") }
+
 // newEngine writes the configuration of a node below dir.
-func newEngine(dir, node, plugin string) (*engine, error) {
+func newEngine(dir, node, plugin, advertise string) (*engine, error) {
 	run := filepath.Join(dir, "run")
 	e := &engine{
 		node:   node,
@@ -38,21 +42,25 @@ func newEngine(dir, node, plugin string) (*engine, error) {
 		worker: filepath.Join(run, node, "worker.sock"),
 		admin:  filepath.Join(run, node, "admin.sock"),
 	}
-	if err := os.WriteFile(e.config, []byte(engineConfig(dir, node, plugin)), 0o600); err != nil {
+	if err := os.WriteFile(e.config, []byte(engineConfig(dir, node, plugin, advertise)), 0o600); err != nil {
 		return nil, fmt.Errorf("write the configuration of %s: %w", node, err)
 	}
 	return e, nil
 }
 
 // engineConfig is what a user would write: everything else is the default. The clocks are short enough
-// for whoever watches.
-func engineConfig(dir, node, plugin string) string {
+// for whoever watches. advertise is the address that other engines are told; empty: a unix socket.
+func engineConfig(dir, node, plugin, advertise string) string {
 	var b strings.Builder
 	q := strconv.Quote
 	fmt.Fprintf(&b, "node: %s\n", node)
 	fmt.Fprintf(&b, "runtime_dir: %s\n", q(filepath.Join(dir, "run")))
 	fmt.Fprintf(&b, "state_dir: %s\n", q(filepath.Join(dir, "state")))
-	fmt.Fprintf(&b, "peers: {driver: local}\n")
+	if advertise == "" {
+		fmt.Fprintf(&b, "peers: {driver: local}\n")
+	} else {
+		fmt.Fprintf(&b, "peers: {driver: local, advertise: %s}\n", q(advertise))
+	}
 	fmt.Fprintf(&b, "clocks: {bootstrap: 45s, register: 45s, input: 45s}\n")
 	fmt.Fprintf(&b, "drain: {budget: 5s}\n")
 	if plugin == "" {
@@ -64,10 +72,35 @@ func engineConfig(dir, node, plugin string) string {
 	return b.String()
 }
 
-// start runs the engine as a user would, and returns at once.
+// start runs the engine as a user would, and returns at once. It may be called again when the process
+// has ended.
 func (e *engine) start(binary string, env []string) (err error) {
+	if e.proc != nil {
+		e.used += e.proc.cpu()
+	}
 	e.proc, err = startProcess("engine "+e.node, []string{binary, "run", "-c", e.config}, env, nil)
 	return err
+}
+
+// cpu is the processor time of the engine, its plugins included; valid once it has ended.
+func (e *engine) cpu() time.Duration { return e.used + e.proc.cpu() }
+
+// plugin asks the engine for the process of its transfer plugin: its id, epoch and state.
+func (e *engine) plugin(ctx context.Context) (name string, p admin.PluginEpoch, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	c := admin.NewClient(e.admin)
+	defer c.Close()
+	plugins, err := c.Plugins(ctx)
+	if err != nil {
+		return "", p, err
+	}
+	for _, p := range plugins {
+		if p.State == "up" && len(p.Epochs) > 0 && p.Epochs[0].PID > 0 {
+			return p.Name, p.Epochs[0], nil
+		}
+	}
+	return "", p, fmt.Errorf("no plugin of %s is up", e.node)
 }
 
 // errBackendDown: the engine has given its backend up.
@@ -79,13 +112,14 @@ func (e *engine) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %v", readyTimeout))
 	defer cancel()
 	var last error
+	proc := e.proc
 	for {
 		if last = e.ready(ctx); last == nil || errors.Is(last, errBackendDown) {
 			return last
 		}
 		select {
-		case <-e.proc.done:
-			return fmt.Errorf("before it was ready: %w", e.proc.obituary())
+		case <-proc.done:
+			return fmt.Errorf("before it was ready: %w", proc.obituary())
 		case <-ctx.Done():
 			return fmt.Errorf("engine %s: %w; last answer: %w", e.node, context.Cause(ctx), last)
 		case <-time.After(readyPoll):

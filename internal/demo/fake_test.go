@@ -23,7 +23,7 @@ type fakeEngine struct {
 	hangEvery int
 	decode    *worker
 	late      sync.WaitGroup
-	loseAt    int                      // the source's worker loses its engine with the n-th room
+	loseAt    int                      // the source's worker loses its engine with the n-th room, once
 	gone      map[string]chan struct{} // by role: closed when the engine is lost
 	proven    chan struct{}
 }
@@ -42,6 +42,14 @@ func (s fakeSession) Err() error {
 }
 
 func (e *fakeEngine) session(role string) session { return fakeSession{e.gone[role]} }
+
+// next is the engine that comes after one that was lost.
+func (e *fakeEngine) next(role string) link {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.gone[role] = make(chan struct{})
+	return link{e.session(role), e.open(role)}
+}
 
 // lose must be called with mu held: the counterpart's rooms end as peer_lost.
 func (e *fakeEngine) lose(role string) {
@@ -104,13 +112,14 @@ func (e *fakeEngine) open(role string) openFunc {
 	return func(ctx context.Context, o client.OpenOptions) (kvRoom, error) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		if err := e.session(role).Err(); err != nil {
-			return nil, err
-		}
 		p := e.rooms[o.Room]
 		if p == nil {
 			p = &fakePair{n: len(e.rooms) + 1, sides: map[string]*fakeRoom{}}
 			e.rooms[o.Room] = p
+		}
+		if err := e.session(role).Err(); err != nil {
+			p.end(role, client.Failed) // as a router would end it
+			return nil, err
 		}
 		if p.sides[role] != nil {
 			return nil, errors.New("the room is open")
@@ -182,7 +191,8 @@ func (r *fakeRoom) Send(ctx context.Context, c client.Chunk) error {
 		r.pair.src = append(r.pair.src, part.Pages...)
 	}
 	r.pair.last, r.pair.aux = c.Last, c.Aux
-	if r.pair.n == r.e.loseAt {
+	if r.e.loseAt > 0 && r.pair.n >= r.e.loseAt {
+		r.e.loseAt = 0
 		r.e.lose(r.role)
 		return r.over()
 	}

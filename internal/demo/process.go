@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 // Bounds of a child process.
 const (
 	stopGrace  = 10 * time.Second // from SIGTERM to SIGKILL
+	inGrace    = 10 * time.Second // from writing to the standard input until the process has read enough of it
 	killGrace  = 3 * time.Second  // from SIGKILL until its pipes are given up
 	tailLines  = 30               // of standard error that are kept
 	maxOutLine = 1 << 20
@@ -28,18 +30,25 @@ type process struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it is reaped and its output read
 	err  error         // of Wait; valid after done
+	in   *os.File      // the process's standard input
 
 	mu   sync.Mutex
 	tail []string // last lines of standard error
 }
 
-// startProcess starts argv. Lines of standard output go to line (nil: they join standard error's), from
+// startProcess starts argv, with a pipe as standard input. Lines of standard output go to line (nil: they join standard error's), from
 // one goroutine. The child dies with this process.
 func startProcess(name string, argv []string, env []string, line func([]byte)) (*process, error) {
 	p := &process{name: name, cmd: exec.Command(argv[0], argv[1:]...), done: make(chan struct{})}
 	p.cmd.Env = env
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	p.cmd.WaitDelay = killGrace // a grandchild that holds the pipes does not hold us
+	inR, inW, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	defer inR.Close()
+	p.cmd.Stdin, p.in = inR, inW
 	outR, outW := io.Pipe()
 	errR, errW := io.Pipe()
 	p.cmd.Stdout, p.cmd.Stderr = outW, errW
@@ -47,6 +56,7 @@ func startProcess(name string, argv []string, env []string, line func([]byte)) (
 		line = p.keep
 	}
 	if err := p.cmd.Start(); err != nil {
+		inW.Close()
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	var readers sync.WaitGroup
@@ -54,6 +64,7 @@ func startProcess(name string, argv []string, env []string, line func([]byte)) (
 	readers.Go(func() { readLines(errR, p.keep) })
 	go func() {
 		p.err = p.cmd.Wait()
+		inW.Close()
 		outW.Close()
 		errW.Close()
 		readers.Wait()
@@ -102,6 +113,18 @@ func (p *process) exited() bool {
 	default:
 		return false
 	}
+}
+
+// write hands the process a line of standard input. It waits, when the process is behind with what it was
+// handed before, for inGrace.
+func (p *process) write(line []byte) error {
+	if err := p.in.SetWriteDeadline(time.Now().Add(inGrace)); err != nil {
+		return fmt.Errorf("%s: %w", p.name, err)
+	}
+	if _, err := p.in.Write(line); err != nil {
+		return fmt.Errorf("tell %s: %w", p.name, err)
+	}
+	return nil
 }
 
 // signal reaches the process only, kill its whole group.

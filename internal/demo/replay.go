@@ -56,7 +56,7 @@ func (n *node) step(c replayClock, events ...core.Event) {
 		n.reply = r
 	}
 	for i := range n.out.Frames {
-		n.other.inbox = append(n.other.inbox, core.Event{Kind: core.PeerFrame, Peer: 0, Frame: n.out.Frames[i].Frame})
+		n.other.inbox = append(n.other.inbox, core.Event{Kind: core.PeerFrame, Peer: 0, Frame: n.out.Frames[i].Frame.Clone()})
 	}
 	for i := range n.out.Plugin {
 		p := &n.out.Plugin[i]

@@ -66,11 +66,72 @@ func TestJoin(t *testing.T) {
 			dst.add(line)
 		}
 		got := join(p, src, dst)
-		got.Reasons, got.Errors, got.Faults = nil, nil, nil
+		got.Reasons, got.Errors, got.Faults, got.LostAttempts = nil, nil, nil, nil
 		row.want.Rooms = 1
 		if a, b := asJSON(t, got), asJSON(t, row.want); a != b {
 			t.Errorf("row %d: %s, want %s", i, a, b)
 		}
+	}
+}
+
+// Of a room that was tried again the last attempt counts; every attempt must have ended alike on both
+// sides, unless one died with its worker.
+func TestJoinCountsEveryAttempt(t *testing.T) {
+	ok := report{Status: statusSuccess, Reason: reasonSuccess, Bytes: 10}
+	noAux := report{Status: statusSuccess, Reason: reasonSuccess, Bytes: 10, NoAux: true}
+	failed := func(reason string) report { return report{Status: statusFailed, Reason: reason} }
+	id := func(n int64) attemptID { return attemptID{5, n} }
+	for i, c := range []struct {
+		rows []reported
+		want Result
+	}{
+		{
+			[]reported{{id: id(0), src: failed(reasonPluginLost), dst: failed(reasonPluginLost)}, {id: id(1), src: ok, dst: ok}},
+			Result{Success: 1, Retried: 1, RetriedSuccess: 1, Bytes: 10, LostAttempts: map[string]int{reasonPluginLost: 1}},
+		},
+		{
+			[]reported{{id: id(0), src: failed(reasonPeerLost), dst: failed(reasonEngineLost)}, {id: id(1), src: failed(reasonPluginLost), dst: failed(reasonPluginLost)}, {id: id(2), src: failed(reasonAborted), dst: failed(reasonPeerAborted)}},
+			Result{Aborted: 1, Retried: 1, RetriedAborted: 1, LostAttempts: map[string]int{reasonEngineLost: 1, reasonPluginLost: 1}},
+		},
+		{ // died with its worker: no verdict to compare
+			[]reported{{id: id(0), src: ok, dst: failed(reasonWorkerLost), diedDst: true}, {id: id(1), src: ok, dst: ok}},
+			Result{Success: 1, Retried: 1, RetriedSuccess: 1, Bytes: 10, LostAttempts: map[string]int{reasonWorkerLost: 1}},
+		},
+		{
+			[]reported{{id: id(0), src: ok, dst: noAux}, {id: id(1), src: ok, dst: ok}},
+			Result{Success: 1, Retried: 1, RetriedSuccess: 1, Bytes: 10, LostAttempts: map[string]int{reasonEngineLost: 1}},
+		},
+		{ // a lie in the first attempt is one
+			[]reported{{id: id(0), src: ok, dst: failed(reasonPluginLost)}, {id: id(1), src: ok, dst: ok}},
+			Result{Success: 1, Retried: 1, RetriedSuccess: 1, Disagreed: 1, Bytes: 10, LostAttempts: map[string]int{reasonPluginLost: 1}},
+		},
+		{ // and so is a wrong page
+			[]reported{{id: id(0), src: failed(reasonPluginLost), dst: report{Status: statusFailed, Reason: reasonPluginLost, Mismatched: 2}}, {id: id(1), src: ok, dst: ok}},
+			Result{Success: 1, Retried: 1, RetriedSuccess: 1, MismatchedPages: 2, Bytes: 10, LostAttempts: map[string]int{reasonPluginLost: 1}},
+		},
+		{ // ordered and never heard of again
+			[]reported{{id: id(0), src: failed(reasonPluginLost), dst: failed(reasonPluginLost)}, {id: id(1)}},
+			Result{Nonterminal: 1, Retried: 1, LostAttempts: map[string]int{reasonPluginLost: 1}},
+		},
+	} {
+		sides := tellSides(c.rows)
+		sides[0].end, sides[1].end = &report{}, &report{}
+		got := join(&Plan{Rooms: []Room{{ID: 5}}}, sides[0], sides[1])
+		got.Reasons, got.Faults = nil, nil
+		c.want.Rooms = 1
+		if a, b := asJSON(t, got), asJSON(t, c.want); a != b {
+			t.Errorf("row %d: %s, want %s", i, a, b)
+		}
+	}
+}
+
+// What a worker had found out about its pages before it was killed counts.
+func TestKilledWorkerTestifies(t *testing.T) {
+	sides := tellSides(nil)
+	sides[0].end, sides[1].end = &report{}, &report{Written: 2}
+	sides[1].written = 3
+	if got := join(&Plan{}, sides[0], sides[1]); got.WrittenAfterRelease != 5 {
+		t.Errorf("%+v", got)
 	}
 }
 
@@ -83,7 +144,7 @@ func asJSON(t *testing.T, v any) string {
 }
 
 func TestResultJSONIsThePublishedOne(t *testing.T) {
-	const want = `{"rooms":0,"success":0,"failed":0,"aborted":0,"nonterminal":0,"unknown":0,"disagreed":0,"bytes":0,"mismatched_pages":0,"leaked_pages":0,"written_after_release":0,"reasons":{},"faults":[]}`
+	const want = `{"rooms":0,"success":0,"failed":0,"aborted":0,"nonterminal":0,"unknown":0,"disagreed":0,"bytes":0,"mismatched_pages":0,"leaked_pages":0,"written_after_release":0,"reasons":{},"faults":[],"retried":0,"retried_success":0,"retried_aborted":0,"lost_attempts":{}}`
 	got := join(&Plan{}, &side{end: &report{}}, &side{end: &report{}})
 	if s := asJSON(t, got); s != want {
 		t.Fatalf("%s", s)

@@ -1,7 +1,6 @@
 package demo
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -11,8 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -43,7 +42,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	}
 	result, err := r.play(ctx)
 	if err != nil {
-		result = Result{Reasons: map[string]int{}, Faults: []Fault{}, Errors: []string{err.Error()}}
+		result = Result{Reasons: map[string]int{}, Faults: []Fault{}, LostAttempts: map[string]int{}, Errors: []string{err.Error()}}
 	} else {
 		err = result.Err()
 	}
@@ -75,10 +74,14 @@ type run struct {
 	dir     string
 	binary  string
 	env     []string
-	engines [2]*engine // prefill, decode
+	argv    [2][]string // of the workers
+	engines [2]*engine  // prefill, decode
+	relays  [2]*relay   // to them; nil without the fault that cuts the link
 	workers [2]*process
 	sides   [2]*side
 	lines   chan update
+	strikes []*fault
+	router  *router
 	figures figures
 	faults  []string // the first is what ended the run early
 }
@@ -116,6 +119,7 @@ func (r *run) transfer(ctx context.Context) (res Result, err error) {
 	res = join(r.plan, r.sides[0], r.sides[1])
 	r.takeDown()
 	res.Errors = append(slices.Clone(r.faults), res.Errors...)
+	r.judgeFaults(&res)
 	r.measure(res)
 	for _, failure := range r.figures.failures {
 		fmt.Fprintf(r.out, "  %s\n", failure)
@@ -137,6 +141,14 @@ func (r *run) prepare() (err error) {
 			return fmt.Errorf("find the engine's own binary: %w", err)
 		}
 	}
+	kinds, err := faultKinds(o.Faults)
+	if err != nil {
+		return err
+	}
+	if n := len(r.plan.Rooms); n < leastRooms(len(kinds)) {
+		return fmt.Errorf("the trace has %d rooms: too few to have %d faults strike while others are in flight; --faults none", n, len(kinds))
+	}
+	r.strikes = planFaults(kinds, len(r.plan.Rooms), o.Seed)
 	base := os.TempDir()
 	if len(base) > 40 { // the path of a unix socket has 107 bytes
 		base = "/tmp"
@@ -182,8 +194,17 @@ func (r *run) bringUp(ctx context.Context) error {
 			return err
 		}
 	}
+	cable := slices.ContainsFunc(r.strikes, func(f *fault) bool { return f.kind == faultLink })
 	for i, role := range roles {
-		e, err := newEngine(r.dir, role+"-0", plugin)
+		node, advertise := role+"-0", ""
+		if cable {
+			var err error
+			if r.relays[i], err = newRelay(peerSocket(r.dir, node)); err != nil {
+				return err
+			}
+			advertise = r.relays[i].addr()
+		}
+		e, err := newEngine(r.dir, node, plugin, advertise)
 		if err != nil {
 			return err
 		}
@@ -200,172 +221,31 @@ func (r *run) bringUp(ctx context.Context) error {
 	return r.startWorkers(ctx)
 }
 
-func (r *run) startWorkers(ctx context.Context) error {
-	schedule := filepath.Join(r.dir, "schedule.jsonl")
-	f, err := os.OpenFile(schedule, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(r.plan.write(f), f.Close()); err != nil {
-		return fmt.Errorf("write the schedule: %w", err)
-	}
-	python := ""
-	if r.o.NoPython {
-		r.figures.workers = "prefill in Go, decode in Go (--no-python)"
-	} else if python, err = findPython(ctx); err != nil {
-		r.figures.workers = "prefill in Go, decode in Go because " + err.Error()
-	} else {
-		r.figures.workers = "prefill in Go, decode in Python"
-	}
-	fmt.Fprintf(r.out, "Two engines as `engine run` starts them, two worker processes: %s\n", r.figures.workers)
-
-	for i, role := range roles {
-		wo := WorkerOptions{Role: role, Socket: r.engines[i].worker, Schedule: schedule, Quiet: workerQuiet}
-		wo.setGroups()
-		argv := wo.argv(r.binary)
-		if role == RoleDecode && python != "" {
-			if argv, err = wo.pythonArgv(python, r.dir); err != nil {
-				return err
-			}
-		}
-		r.workers[i], err = startProcess("worker "+role, argv, r.env, func(text []byte) { r.take(i, text) })
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// take hands one line of a worker to the owner of the run. It waits when that is behind: so does the
-// worker then.
-func (r *run) take(worker int, text []byte) {
-	u := update{worker: worker}
-	if err := json.Unmarshal(bytes.TrimSpace(text), &u.line); err != nil {
-		u.err = fmt.Errorf("the %s worker wrote %.80q instead of a report", roles[worker], text)
-	}
-	r.lines <- u
-}
-
-// replay shows progress until both workers are done. Its error ends the run early: an engine or a
-// worker that died, the deadline.
-func (r *run) replay(ctx context.Context) error {
-	bar := progressBar{w: r.out, terminal: r.o.Terminal, total: len(r.plan.Rooms), start: time.Now()}
-	defer bar.clear()
-	start := time.Now()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	halted := false
-	halt := func() { // the workers get the time to see their rooms to an end, and to report
-		if !halted {
-			halted = true
-			for _, w := range r.workers {
-				w.signal(stopSignal)
-			}
-			time.AfterFunc(workerGrace, func() { r.workers[0].kill(); r.workers[1].kill() })
-		}
-	}
-	var failure error
-	fail := func(err error) { // the first reason
-		if failure == nil {
-			failure = err
-		}
-		halt()
-	}
-	done := [2]<-chan struct{}{r.workers[0].done, r.workers[1].done}
-	gone := [2]<-chan struct{}{r.engines[0].proc.done, r.engines[1].proc.done}
-	ended := ctx.Done()
-	for done[0] != nil || done[1] != nil {
-		i := -1
-		select {
-		case u := <-r.lines:
-			if u.err != nil {
-				fail(u.err)
-			}
-			r.add(ctx, u)
-		case <-tick.C:
-			p := r.sides[1].progress
-			bar.show(p.Ended, p.Bytes)
-		case <-ended:
-			fail(context.Cause(ctx))
-			ended = nil
-		case <-gone[0]:
-			gone[0] = nil
-			fail(r.engines[0].proc.obituary())
-		case <-gone[1]:
-			gone[1] = nil
-			fail(r.engines[1].proc.obituary())
-		case <-done[0]:
-			i = 0
-		case <-done[1]:
-			i = 1
-		}
-		if i >= 0 {
-			done[i] = nil
-			r.drainLines(ctx)
-			switch s := r.sides[i]; {
-			case s.end == nil:
-				fail(r.workers[i].obituary())
-			case s.end.Error != "": // join reports it; the other worker would wait for it
-				halt()
-			case done[1-i] != nil && s.unfinished() != "": // the other worker would wait for these rooms
-				fail(errors.New("the " + roles[i] + " worker is done but for " + s.unfinished()))
-			}
-		}
-	}
-	r.figures.wall = time.Since(start)
-	return failure
-}
-
-// drainLines takes what is buffered. A worker's own lines are all buffered once it is done.
-func (r *run) drainLines(ctx context.Context) {
-	for {
-		select {
-		case u := <-r.lines:
-			r.add(ctx, u)
-		default:
-			return
-		}
-	}
-}
-
-// add takes a report. About the first room that a worker aborted it asks the engine at once, as
-// `engine rooms why` does.
-func (r *run) add(ctx context.Context, u update) {
-	if u.err != nil {
-		return
-	}
-	r.sides[u.worker].add(u.line)
-	if u.line.Asked && u.line.Reason == reasonAborted && r.figures.why == nil {
-		why, err := r.engines[u.worker].why(ctx, u.line.Room)
-		if err != nil {
-			why = []string{"(" + err.Error() + ")"}
-		}
-		r.figures.why, r.figures.whyRoom = why, u.line.Room
-	}
-}
-
 // measure fills in the figures of the table.
 func (r *run) measure(res Result) {
 	f := &r.figures
 	f.aborts = r.plan.summary().Aborts
 	for _, e := range r.engines {
-		f.cpu += e.proc.cpu()
+		f.cpu += e.cpu()
 	}
 	var times []int64
 	for i := range r.plan.Rooms {
-		id := r.plan.Rooms[i].ID
+		id := attemptID{room: r.plan.Rooms[i].ID}
+		for next := id; r.sides[1].has(next); next.attempt++ {
+			id = next
+		}
 		src, dst := r.sides[0].rooms[id], r.sides[1].rooms[id]
 		switch {
 		case dst.Status == statusSuccess:
-			times = append(times, dst.Micros)
-		case dst.Status == statusFailed && dst.Reason != reasonAborted && dst.Reason != reasonPeerAborted && len(f.failures) < maxExamples:
+			times = append(times, dst.Ended-dst.Opened)
+		case dst.Status == statusFailed && !dst.aborted() && len(r.strikes) == 0 && len(f.failures) < maxExamples:
 			f.failures = append(f.failures, fmt.Sprintf("room %d failed: %s at the destination (%s), %s at the source (%s)",
-				id, dst.Reason, cmp.Or(dst.Detail, "no detail"), cmp.Or(src.Reason, "no verdict"), cmp.Or(src.Detail, "no detail")))
+				id.room, dst.Reason, cmp.Or(dst.Detail, "no detail"), cmp.Or(src.Reason, "no verdict"), cmp.Or(src.Detail, "no detail")))
 		}
 	}
 	if len(times) > 0 {
 		slices.Sort(times)
-		at := func(p int) time.Duration { return time.Duration(times[len(times)*p/100]) * time.Microsecond }
+		at := func(p int) time.Duration { return time.Duration(times[len(times)*p/100]) }
 		f.p50, f.p99 = at(50), at(99)
 	}
 	if end := r.sides[1].end; end != nil {
@@ -404,6 +284,7 @@ func (r *run) takeDown() {
 	}
 	for _, e := range r.engines {
 		if e != nil && e.proc != nil {
+			e.proc.signal(syscall.SIGCONT) // it may be stopped
 			e.proc.signal(stopSignal)
 		}
 	}
@@ -425,6 +306,11 @@ func (r *run) takeDown() {
 		select {
 		case <-r.lines: // a worker must not hang on a full buffer
 		case <-stopped:
+			for _, c := range r.relays {
+				if c != nil {
+					c.close()
+				}
+			}
 			return
 		}
 	}
@@ -443,106 +329,4 @@ func (r *run) lastWords() string {
 		}
 	}
 	return b.String()
-}
-
-// Worker runs one worker until every room of its schedule has ended and all pages are back.
-func Worker(ctx context.Context, o WorkerOptions) error {
-	if err := o.check(); err != nil {
-		return err
-	}
-	o.setGroups()
-	plan, err := o.loadPlan()
-	if err != nil {
-		return err
-	}
-	if o.Python {
-		return runPythonWorker(ctx, o, plan)
-	}
-	return runWorker(ctx, o, plan)
-}
-
-// setGroups names the groups that were not named.
-func (o *WorkerOptions) setGroups() {
-	other := map[string]string{RolePrefill: RoleDecode, RoleDecode: RolePrefill}[o.Role]
-	if o.Group == "" {
-		o.Group = o.Role
-	}
-	if o.PeerGroup == "" {
-		o.PeerGroup = other
-	}
-}
-
-// argv is the command line of a Go worker with this schedule.
-func (o WorkerOptions) argv(binary string) []string {
-	return []string{
-		binary, "demo", "worker", "--role", o.Role, "--socket", o.Socket, "--schedule", o.Schedule,
-		"--group", o.Group, "--peer-group", o.PeerGroup, "--quiet", o.Quiet.String(),
-	}
-}
-
-// pythonArgv unpacks the Python worker below dir and returns its command line.
-func (o WorkerOptions) pythonArgv(python, dir string) ([]string, error) {
-	script, err := unpackPython(dir)
-	if err != nil {
-		return nil, err
-	}
-	return []string{
-		python, "-B", script, "--socket", o.Socket, "--schedule", o.Schedule, "--group", o.Group,
-		"--peer-group", o.PeerGroup, "--quiet", strconv.FormatFloat(o.Quiet.Seconds(), 'f', -1, 64),
-	}, nil
-}
-
-// runPythonWorker runs the Python worker as a child, for those who start workers by hand.
-func runPythonWorker(ctx context.Context, o WorkerOptions, plan *Plan) error {
-	if o.Role != RoleDecode {
-		return errors.New("--python: the Python worker is a decode worker; use --role decode")
-	}
-	python, err := findPython(ctx)
-	if err != nil {
-		return err
-	}
-	dir, err := os.MkdirTemp("", "terminus-worker-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	o.Schedule = filepath.Join(dir, "schedule.jsonl")
-	f, err := os.Create(o.Schedule)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(plan.write(f), f.Close()); err != nil {
-		return err
-	}
-	argv, err := o.pythonArgv(python, dir)
-	if err != nil {
-		return err
-	}
-	var sum tally
-	p, err := startProcess("worker", argv, os.Environ(), func(text []byte) {
-		var line report
-		if json.Unmarshal(text, &line) == nil {
-			sum.add(line)
-			if line.T == "waiting" {
-				fmt.Fprintln(o.Stderr, line.Detail)
-			}
-		}
-		o.Stdout.Write(text)
-	})
-	if err != nil {
-		return err
-	}
-	select {
-	case <-p.done:
-	case <-ctx.Done():
-		p.stop(workerGrace)
-	}
-	if p.err != nil && sum.fault == "" {
-		return fmt.Errorf("%w\n%s", p.obituary(), p.lastWords())
-	}
-	fmt.Fprintln(o.Stderr, &sum)
-	if sum.fault != "" {
-		return errors.New(sum.fault)
-	}
-	return sum.err()
 }

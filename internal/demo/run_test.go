@@ -22,7 +22,7 @@ func script(t *testing.T, text string) string {
 // smallRun is a run that a test can afford.
 func smallRun(t *testing.T, binary string) Options {
 	o := Defaults()
-	o.Rooms, o.Bytes, o.NoIncident, o.Executable = 60, 32<<20, true, binary
+	o.Rooms, o.Bytes, o.NoIncident, o.Executable, o.Faults = 60, 32<<20, true, binary, faultsNone
 	o.Stdout, o.Stderr = t.Output(), t.Output()
 	return o
 }
@@ -48,7 +48,7 @@ func TestRunShowsWhyAnEngineDied(t *testing.T) {
 	if want := "cannot start: run -c prefill-0.yaml"; !strings.Contains(log.String(), want) {
 		t.Errorf("%q is not in %s", want, &log)
 	}
-	if want := `"reasons":{},"faults":[],"errors":["before it was ready: engine prefill-0 ended: exit status 3"]}`; !strings.HasPrefix(out.String(), `{"rooms":0,`) || !strings.Contains(out.String(), want) {
+	if want := `"reasons":{},"faults":[],"retried":0,"retried_success":0,"retried_aborted":0,"lost_attempts":{},"errors":["before it was ready: engine prefill-0 ended: exit status 3"]}`; !strings.HasPrefix(out.String(), `{"rooms":0,`) || !strings.Contains(out.String(), want) {
 		t.Errorf("printed %s", &out)
 	}
 	if l := leftovers(t); len(l) != 0 {

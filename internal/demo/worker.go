@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
+	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,25 +34,36 @@ type session interface {
 // openFunc opens a room of a session.
 type openFunc func(ctx context.Context, o client.OpenOptions) (kvRoom, error)
 
+// link is the session with one engine.
+type link struct {
+	session session
+	open    openFunc
+}
+
 // Bounds of a worker.
 const (
 	maxLive       = 512 // rooms that one worker has open at once
 	progressEvery = 200 * time.Millisecond
 	dialTimeout   = 30 * time.Second
+	redialTimeout = time.Minute      // from the loss of the engine until the next one has the worker's memory
+	openTimeout   = 20 * time.Second // as long as the engine says that it takes no room now, for it may later
+	openPause     = 100 * time.Millisecond
 	proofTimeout  = 20 * time.Second // from the loss of the engine until the kernel proves that no page is written any more
 	abortTimeout  = 12 * time.Second // from being told to stop until the open rooms have ended and their pages are back
 	waitingAfter  = 10 * time.Second // without a change: say once what is waited for
 )
 
 // worker plays one role of a plan. Rooms run on goroutines of their own; pages are admitted strictly
-// in the plan's order, on both sides, so that two workers never wait for each other's pages.
+// in the order in which the rooms come, on both sides, so that two workers never wait for each other's
+// pages. A worker survives its engine: it keeps its pages until nobody else can write to them, connects
+// to the next engine with the same memory, and goes on.
 type worker struct {
 	plan      *Plan
 	role      string
 	peerGroup string
-	session   session
-	open      openFunc
 	pool      int
+	orders    io.Reader                           // what to play; nil: every room of the plan at its moment
+	redial    func(context.Context) (link, error) // after the loss of the engine; nil: that ends the worker
 	content   *content
 	mem       memory
 	reports   *reporter
@@ -60,17 +71,21 @@ type worker struct {
 	proof     time.Duration // proofTimeout, shorter in tests
 	waiting   time.Duration // waitingAfter, shorter in tests
 
-	closing chan struct{} // closed when no more rooms are played: the engine is lost, or the worker was told to stop
+	closing chan struct{} // closed when no more rooms are played: the engine is lost for good, or the worker was told to stop
 	why     error         // set before closing is closed
+	once    sync.Once     // closes closing
 
-	mu    sync.Mutex          // the next seven
-	rooms map[kvRoom]struct{} // open
-	told  bool                // open rooms are to be aborted
-	alloc *allocator
-	cache *prefixCache // decode
-	freed chan struct{}
-	runs  int64 // of consecutive pages in all page lists
-	pages int64
+	mu        sync.Mutex // the rest up to live
+	link      link
+	relinked  chan struct{}        // closed when link is another one
+	rooms     map[attemptID]kvRoom // open
+	withdrawn map[attemptID]bool   // to be aborted, by order
+	told      bool                 // all are
+	alloc     *allocator
+	cache     *prefixCache // decode
+	freed     chan struct{}
+	runs      int64 // of consecutive pages in all page lists
+	pages     int64
 
 	live  chan struct{} // one token a room that is open
 	ended atomic.Int64
@@ -81,8 +96,9 @@ type worker struct {
 // newWorker prepares a worker on memory b of a session.
 func newWorker(plan *Plan, role, peerGroup string, b []byte, pool int, s session, open openFunc, reports *reporter) *worker {
 	w := &worker{
-		plan: plan, role: role, peerGroup: peerGroup, session: s, open: open, pool: pool,
-		proof: proofTimeout, waiting: waitingAfter, closing: make(chan struct{}), rooms: make(map[kvRoom]struct{}),
+		plan: plan, role: role, peerGroup: peerGroup, link: link{s, open}, relinked: make(chan struct{}), pool: pool,
+		proof: proofTimeout, waiting: waitingAfter, closing: make(chan struct{}),
+		rooms: make(map[attemptID]kvRoom), withdrawn: make(map[attemptID]bool),
 		content: newContent(plan.PlanHeader), mem: newMemory(b, plan.PlanHeader), reports: reports,
 		freed: make(chan struct{}, 1), live: make(chan struct{}, maxLive),
 	}
@@ -97,15 +113,17 @@ func runWorker(ctx context.Context, o WorkerOptions, plan *Plan) error {
 	dial, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	role := map[string]client.Role{RolePrefill: client.Source, RoleDecode: client.Destination}[o.Role]
-	c, err := client.Dial(dial, client.Options{
+	c, err := dialWorker(dial, client.Options{
 		Socket: o.Socket, Group: o.Group, Role: role, Size: 1, Slots: 2 * maxLive, Notify: true,
 		Layout: client.Layout{DType: "bf16", Layers: plan.Tensors / 2, KVHeads: 1, HeadDim: plan.PageBytes / plan.PageTokens / 2, PageTokens: plan.PageTokens, Kind: "mha"},
 	})
 	if err != nil {
 		return fmt.Errorf("worker socket %s: %w", o.Socket, err)
 	}
-	defer c.Close()
-	region, err := c.CreateRegion(dial, plan.poolBytes())
+	defer func() { c.Close() }()
+	// One page of memory more than the pool: the client proves with the last bytes of a region that engine and
+	// worker see the same memory, also when rooms of an engine that was lost are looked at still.
+	region, err := c.CreateRegion(dial, plan.poolBytes()+4096)
 	if err != nil {
 		return fmt.Errorf("register %d bytes of memory: %w", plan.poolBytes(), err)
 	}
@@ -119,8 +137,21 @@ func runWorker(ctx context.Context, o WorkerOptions, plan *Plan) error {
 	if err != nil {
 		return fmt.Errorf("add a pool of %d pages: %w", plan.PoolPages, err)
 	}
-	open := func(ctx context.Context, oo client.OpenOptions) (kvRoom, error) { return c.Open(ctx, oo) }
-	w := newWorker(plan, o.Role, o.PeerGroup, region.Bytes(), id, c, open, reports)
+	open := func(c *client.Client) openFunc {
+		return func(ctx context.Context, oo client.OpenOptions) (kvRoom, error) { return c.Open(ctx, oo) }
+	}
+	w := newWorker(plan, o.Role, o.PeerGroup, region.Bytes(), id, c, open(c), reports)
+	w.redial = func(ctx context.Context) (link, error) {
+		next, err := c.Redial(ctx)
+		if err != nil {
+			return link{}, err
+		}
+		c = next // the old one's rooms live on until their pages are given back
+		return link{c, open(c)}, nil
+	}
+	if o.Orders {
+		w.orders = o.Stdin
+	}
 	reports.send(report{T: "ready", Language: "go"})
 	err = w.run(ctx, o.Quiet)
 	fmt.Fprintln(o.Stderr, &reports.sum)
@@ -130,9 +161,24 @@ func runWorker(ctx context.Context, o WorkerOptions, plan *Plan) error {
 	return reports.sum.err()
 }
 
+// dialWorker is client.Dial for a worker that may take the place of one that has just died: the engine may
+// not have noticed yet, and refuses a second process of one rank.
+func dialWorker(ctx context.Context, o client.Options) (*client.Client, error) {
+	for {
+		c, err := client.Dial(ctx, o)
+		var refused *client.Error
+		if !errors.As(err, &refused) || refused.Code != "refused" || refused.Field != "rank" {
+			return c, err
+		}
+		if sleep(ctx, openPause) != nil {
+			return nil, err
+		}
+	}
+}
+
 // run plays all rooms and reports. The error says why the worker stopped early; the report says the
-// same. When the engine is lost, or told ends, no more rooms are played, and those that are open are
-// seen to their end, within proofTimeout or abortTimeout.
+// same. When the engine is lost for good, or told ends, no more rooms are played, and those that are open
+// are seen to their end, within proofTimeout or abortTimeout.
 func (w *worker) run(told context.Context, quiet time.Duration) error {
 	ctx, stop := context.WithCancelCause(context.WithoutCancel(told))
 	defer stop(nil)
@@ -143,10 +189,19 @@ func (w *worker) run(told context.Context, quiet time.Duration) error {
 	}()
 
 	w.start = time.Now()
+	var turns <-chan turn
+	if w.orders != nil {
+		turns = w.ordered(ctx, w.orders)
+	} else {
+		turns = w.scheduled(ctx)
+	}
 	var rooms sync.WaitGroup
-	for i := range w.plan.Rooms {
-		r := &w.plan.Rooms[i]
-		pages, err := w.arrive(ctx, r)
+	for {
+		t, ok := w.next(ctx, turns)
+		if !ok {
+			break
+		}
+		l, pages, err := w.arrive(ctx, t)
 		if err != nil {
 			if !errors.Is(err, w.closed()) {
 				stop(err)
@@ -154,7 +209,7 @@ func (w *worker) run(told context.Context, quiet time.Duration) error {
 			break
 		}
 		rooms.Go(func() {
-			w.room(ctx, r, pages)
+			w.room(ctx, t, l, pages)
 			<-w.live
 		})
 	}
@@ -162,11 +217,12 @@ func (w *worker) run(told context.Context, quiet time.Duration) error {
 	err := context.Cause(ctx)
 	stop(nil)
 	<-watched
-	if err == nil && w.session.Err() != nil {
+	if err == nil && w.redial == nil && w.current().session.Err() != nil {
 		err = w.lost()
 	} else if err == nil {
 		err = w.closed()
 	}
+	w.reports.send(w.progress())
 
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -176,55 +232,25 @@ func (w *worker) run(told context.Context, quiet time.Duration) error {
 	if err != nil {
 		end.Error = err.Error()
 	}
-	w.reports.send(w.progress())
 	w.reports.send(end)
 	return errors.Join(err, w.reports.err)
 }
 
-func (w *worker) progress() report {
-	return report{T: "progress", Ended: w.ended.Load(), Bytes: w.bytes.Load()}
+// next waits for the next turn; false: there is none.
+func (w *worker) next(ctx context.Context, turns <-chan turn) (turn, bool) {
+	select {
+	case t, ok := <-turns:
+		return t, ok
+	case <-w.closing:
+	case <-ctx.Done():
+	}
+	return turn{}, false
 }
 
-// watch reports progress, and ends a worker whose engine is lost, that is told to stop, or in whose
-// rooms nothing happens for too long.
-func (w *worker) watch(ctx, told context.Context, stop context.CancelCauseFunc, quiet time.Duration) {
-	tick := time.NewTicker(progressEvery)
-	defer tick.Stop()
-	last, since, said := w.moved.Load(), time.Now(), false
-	lost, stopped := w.session.Done(), told.Done()
-	var over <-chan time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-lost:
-			lost = nil
-			w.close(w.lost())
-			over = time.After(w.proof)
-		case <-stopped:
-			stopped = nil
-			if over == nil {
-				w.close(fmt.Errorf("%w when %d of %d rooms had ended", errTold, w.ended.Load(), len(w.plan.Rooms)))
-				over = time.After(abortTimeout)
-				go w.abortAll(ctx)
-			}
-		case <-over:
-			stop(fmt.Errorf("%w; the pages of some were not reusable in time", w.why))
-			return
-		case <-tick.C:
-		}
-		w.reports.send(w.progress())
-		switch now := w.moved.Load(); {
-		case now != last:
-			last, since = now, time.Now()
-		case time.Since(since) > quiet:
-			stop(fmt.Errorf("nothing happened in any room for %v; %d of %d rooms had ended", quiet, w.ended.Load(), len(w.plan.Rooms)))
-			return
-		case time.Since(since) > w.waiting && !said && over == nil && len(w.live) > 0:
-			said = true
-			w.reports.send(report{T: "waiting", Detail: w.waitsFor(quiet)})
-		}
-	}
+func (w *worker) progress() report {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return report{T: "progress", Done: w.ended.Load(), Bytes: w.bytes.Load(), Written: w.alloc.written}
 }
 
 // roomPages are the pages that a room holds at a worker: of the whole prompt at the decode worker, of
@@ -235,22 +261,27 @@ type roomPages struct {
 	own    []int32    // the rest of ids: given back by the room itself
 }
 
-// arrive waits for the moment of a room, a place among the live ones, and its pages.
-func (w *worker) arrive(ctx context.Context, r *Room) (roomPages, error) {
-	if err := w.sleepUntil(ctx, w.start.Add(time.Duration(r.At)*time.Microsecond)); err != nil {
-		return roomPages{}, err
-	}
+// arrive waits for a place among the live rooms, an engine, and a room's pages.
+func (w *worker) arrive(ctx context.Context, t turn) (link, roomPages, error) {
 	if err := w.closed(); err != nil {
-		return roomPages{}, err
+		return link{}, roomPages{}, err
 	}
 	select {
 	case w.live <- struct{}{}:
-		return w.admit(ctx, r)
 	case <-w.closing:
-		return roomPages{}, w.why
+		return link{}, roomPages{}, w.why
 	case <-ctx.Done():
-		return roomPages{}, context.Cause(ctx)
+		return link{}, roomPages{}, context.Cause(ctx)
 	}
+	pages, err := w.admit(ctx, t.Room)
+	if err != nil {
+		return link{}, roomPages{}, err
+	}
+	l, err := w.connected(ctx)
+	if err != nil {
+		err = errors.Join(err, w.giveBack(t.Room, pages, false))
+	}
+	return l, pages, err
 }
 
 // admit waits for a room's pages. Prefix blocks that are not cached (evicted, or the room that was to
@@ -394,9 +425,9 @@ func (c *content) aux(room int64) []byte {
 
 // room plays one room from open to release and reports it. Pages of a room that could not be seen to
 // its end are not given back: they count as leaked, which they are.
-func (w *worker) room(ctx context.Context, r *Room, pages roomPages) {
-	line := report{T: "room", Room: r.ID}
-	err := w.play(ctx, r, pages, &line)
+func (w *worker) room(ctx context.Context, t turn, l link, pages roomPages) {
+	line := report{T: "room", Room: t.ID, Attempt: t.attempt}
+	err := w.play(ctx, t, l, pages, &line)
 	if err != nil && line.Detail == "" {
 		line.Detail = err.Error()
 	}
@@ -407,22 +438,24 @@ func (w *worker) room(ctx context.Context, r *Room, pages roomPages) {
 	w.reports.send(line)
 }
 
-func (w *worker) play(ctx context.Context, r *Room, pages roomPages, line *report) error {
-	opened := time.Now()
-	room, err := w.open(ctx, client.OpenOptions{Room: r.ID, PeerGroup: w.peerGroup})
+func (w *worker) play(ctx context.Context, t turn, l link, pages roomPages, line *report) error {
+	r := t.Room
+	w.reports.send(report{T: "open", Room: t.ID, Attempt: t.attempt})
+	line.Opened = monotonic()
+	room, err := w.openRoom(ctx, t, l)
 	var ended *client.EndedError
 	if errors.As(err, &ended) { // the other side was faster
-		line.Status, line.Reason = statusFailed, string(ended.Reason)
+		line.Status, line.Reason, line.Ended = statusFailed, string(ended.Reason), monotonic()
 		return w.giveBack(r, pages, false)
 	}
 	if err != nil { // nothing was armed
 		if errors.Is(err, client.ErrEngineLost) {
-			line.Status, line.Reason = statusFailed, reasonEngineLost
+			line.Status, line.Reason, line.Ended = statusFailed, reasonEngineLost, monotonic()
 		}
 		return errors.Join(fmt.Errorf("open: %w", err), w.giveBack(r, pages, false))
 	}
 	w.moved.Add(1)
-	defer w.opened(ctx, room)()
+	defer w.opened(ctx, t.id(), room)()
 
 	abort := newAborter(w, r, room)
 	defer abort.wait()
@@ -441,7 +474,8 @@ func (w *worker) play(ctx context.Context, r *Room, pages roomPages, line *repor
 		}
 		return fmt.Errorf("wait for a terminal status: %w", err)
 	}
-	line.Status, line.Micros = status.String(), time.Since(opened).Microseconds()
+	line.Status, line.Ended = status.String(), monotonic()
+	w.reports.send(report{T: "ended", Room: t.ID, Attempt: t.attempt, Status: line.Status, Opened: line.Opened})
 	line.Asked = abort.wait()
 	w.moved.Add(1)
 	if err := w.outcome(ctx, r, pages, room, status, line); err != nil {
@@ -454,6 +488,21 @@ func (w *worker) play(ctx context.Context, r *Room, pages roomPages, line *repor
 		return fmt.Errorf("release: %w", err)
 	}
 	return w.giveBack(r, pages, status == client.Success)
+}
+
+// openRoom asks the engine for the room, again while it refuses: it has not heard of the other engine for
+// a while, say. Any other answer is passed on.
+func (w *worker) openRoom(ctx context.Context, t turn, l link) (kvRoom, error) {
+	for until := time.Now().Add(openTimeout); ; {
+		room, err := l.open(ctx, client.OpenOptions{Room: t.ID, Attempt: t.attempt, PeerGroup: w.peerGroup})
+		var refused *client.Error
+		if !errors.As(err, &refused) || refused.Code != "refused" || time.Now().After(until) || w.closed() != nil {
+			return room, err
+		}
+		if err := w.sleepUntil(ctx, time.Now().Add(openPause)); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // outcome explains a failure; of a success the decode worker checks every page of the prompt and
@@ -478,7 +527,7 @@ func (w *worker) outcome(ctx context.Context, r *Room, pages roomPages, room kvR
 		aux, err := room.Aux(ctx)
 		switch {
 		case errors.Is(err, client.ErrEngineLost):
-			line.Detail = "the engine was lost before the aux record was taken"
+			line.NoAux, line.Detail = true, "the engine was lost before the aux record was taken"
 		case err != nil:
 			return fmt.Errorf("take the aux record: %w", err)
 		default:
@@ -554,17 +603,4 @@ func unlessOver(err error) error {
 		return nil
 	}
 	return err
-}
-
-// loadPlan returns the worker's schedule: from its file, or made from its options.
-func (o WorkerOptions) loadPlan() (*Plan, error) {
-	if o.Schedule == "" {
-		return newPlan(planOptions{Trace: o.Trace, Rooms: o.Rooms, Bytes: o.Bytes, Seed: o.Seed, AbortFraction: o.AbortFraction, Arrival: o.Arrival})
-	}
-	f, err := os.Open(o.Schedule)
-	if err != nil {
-		return nil, fmt.Errorf("schedule: %w", err)
-	}
-	defer f.Close()
-	return readPlan(f)
 }

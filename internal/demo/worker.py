@@ -1,22 +1,27 @@
 """The demo's decode worker in Python: the same rooms, the same counting as the Go worker's.
 
-    python3 worker.py --socket PATH --schedule FILE [--group decode] [--peer-group prefill] [--quiet 60]
+    python3 worker.py --socket PATH --schedule FILE [--orders] [--group decode] [--peer-group prefill] [--quiet 60]
 
 It needs the package terminus_client beside it and nothing else. Reports are JSON lines on standard output.
 One thread: due rooms are opened in order as pages become free, changes are taken from the status page, timers
-end holds and abort rooms. A page is given back only when the engine says that nobody can write to it any more.
+end holds and abort rooms. A page is given back only when the engine says that nobody can write to it any more, or,
+once the engine is lost, when the kernel proves it; then the next engine gets the same memory. With --orders the
+rooms do not come at their moments but as standard input says (orders.go).
 """
 import argparse
 import array
+import collections
 import heapq
 import json
+import os
 import random
+import select
 import signal
 import struct
 import sys
 import time
 
-from terminus_client import Client, EngineLost, KVPoll, Layout, Tensor, TerminusError
+from terminus_client import Client, EngineLost, KVPoll, Layout, Refused, Tensor, TerminusError
 
 MASK = (1 << 64) - 1
 TILE = 64 << 10
@@ -24,7 +29,12 @@ HEADER = struct.Struct("<QIIQ")
 CANARY = 0xC5
 MAX_LIVE = 512
 PROGRESS = 0.2
+DIAL = 30.0
 PROOF = 20.0  # seconds from the loss of the engine until the kernel proves that no page is written any more
+REDIAL = 60.0  # from then on until the next engine has the worker's memory
+REDIAL_STEP = 5.0  # between two looks at what else there is to do
+OPEN = 20.0  # as long as the engine says that it takes no room now, for it may later
+OPEN_PAUSE = 0.1
 ABORT = 12.0  # from being told to stop until the open rooms have ended and their pages are back
 WAITING = 10.0  # without a change: say once what is waited for
 STATUS = {1: "Bootstrapping", 2: "WaitingForInput", 3: "Transferring"}  # of a room that is given up
@@ -175,21 +185,41 @@ class Cache:
 class Held:
     """A room that this worker has open."""
 
-    __slots__ = ("plan", "room", "ids", "own", "shared", "opened", "status", "line", "free_at", "asked")
+    __slots__ = ("plan", "attempt", "room", "ids", "own", "shared", "status", "line", "free_at", "asked")
 
-    def __init__(self, plan):
-        self.plan = plan
+    def __init__(self, plan, attempt):
+        self.plan, self.attempt = plan, attempt
         self.room = None
         self.ids, self.own, self.shared = [], [], []
-        self.opened = time.monotonic()
         self.status = None  # terminal
-        self.line = {"t": "room", "room": plan["room"]}
+        self.line = {"t": "room", "room": plan["room"], "attempt": attempt}
         self.free_at = 0.0
         self.asked = False
 
 
 class Stopped(Exception):
-    """The engine is lost or SIGTERM came: see the open rooms to their end and report."""
+    """The engine is lost for good or SIGTERM came: see the open rooms to their end and report."""
+
+
+class Orders:
+    """The lines on standard input, taken without waiting."""
+
+    def __init__(self):
+        os.set_blocking(0, False)
+        self.rest = b""
+        self.ended = False
+
+    def take(self):
+        lines = []
+        while not self.ended:
+            try:
+                data = os.read(0, 1 << 16)
+            except BlockingIOError:
+                break
+            self.ended = not data
+            *whole, self.rest = (self.rest + data).split(b"\n")
+            lines += whole
+        return [json.loads(line) for line in lines]
 
 
 def report(**line):
@@ -198,13 +228,20 @@ def report(**line):
 
 
 class Worker:
-    def __init__(self, client, pool, buf, head, rooms, peer_group, quiet):
+    def __init__(self, client, pool, buf, head, rooms, peer_group, quiet, orders):
         self.client, self.pool, self.buf = client, pool, buf
-        self.head, self.rooms, self.peer_group, self.quiet = head, rooms, peer_group, quiet
+        self.head, self.peer_group, self.quiet, self.orders = head, peer_group, quiet, orders
         self.content = Content(head["seed"], head["page_bytes"])
         self.pages = Pages(buf, head)
         self.cache = Cache(self.pages)
+        self.count = len(rooms)
+        self.schedule = {plan["room"]: plan for plan in rooms}
+        start = time.monotonic()
+        # (moment, plan, attempt) of rooms that are to be opened, in order
+        self.turns = collections.deque(() if orders else ((start + r["at_us"] / 1e6, r, 0) for r in rooms))
         self.live = {}  # client room -> Held
+        self.refused = set()  # Held that the engine does not take yet
+        self.withdrawn = set()  # (room, attempt) that are to be aborted, by order
         self.timers = []
         self.sequence = 0
         self.ended = self.bytes = self.runs = self.listed = 0
@@ -233,10 +270,10 @@ class Worker:
             at = start + page * self.pages.size
             self.buf[at:at + self.pages.size] = self.content.expected(base, room, index, tensor)
 
-    def admit(self, plan):
+    def admit(self, plan, attempt):
         """The room's pages, or None while there are too few. Prefix blocks that are not cached are computed."""
         moved, step = plan["pages"] - plan["cached"], self.head["block_pages"]
-        held, need, blocks = Held(plan), moved, []
+        held, need, blocks = Held(plan, attempt), moved, []
         for at, owner, n in self.owners(plan):
             key = (owner, at // step)
             block = self.cache.use(key)
@@ -303,15 +340,25 @@ class Worker:
         heapq.heappush(self.timers, (time.monotonic() + delay, self.sequence, call))
 
     def open(self, held):
+        report(t="open", room=held.plan["room"], attempt=held.attempt)
+        held.line["opened_ns"] = time.monotonic_ns()
+        self.try_open(held, time.monotonic() + OPEN)
+
+    def try_open(self, held, until):
         plan = held.plan
+        self.refused.discard(held)
         try:
-            held.room = self.client.open(plan["room"], peer_group=self.peer_group)
-        except EngineLost as e:  # nothing was armed
+            held.room = self.client.open(plan["room"], peer_group=self.peer_group, attempt=held.attempt)
+        except EngineLost:  # nothing was armed
             self.give_back(held)
             self.ended += 1
-            report(**held.line, status="Failed", reason="engine_lost")
-            raise self.lost_engine(e.message) from e
+            report(**held.line, status="Failed", reason="engine_lost", ended_ns=time.monotonic_ns())
+            return
         except TerminusError as e:  # refused: nothing was armed
+            if isinstance(e, Refused) and time.monotonic() < until and not self.stopped:
+                self.refused.add(held)
+                self.after(OPEN_PAUSE, lambda: self.try_open(held, until))
+                return
             self.give_back(held)
             report(**held.line, detail=f"open: {e}")
             return
@@ -319,6 +366,8 @@ class Worker:
         aborts, point = plan.get("aborter") == "decode", plan.get("point", 0.0)
         if aborts and point < 0.5:
             self.abort(held)
+        if (plan["room"], held.attempt) in self.withdrawn:
+            held.room.abort()
         held.room.register([(self.pool, array.array("i", held.ids), plan["cached"])])
         if aborts and point >= 0.75:
             way = plan["pause_us"] * len(plan.get("chunks") or ()) / 1e6
@@ -331,6 +380,17 @@ class Worker:
             held.asked = True
             held.room.abort()
 
+    def take_orders(self):
+        for order in self.orders.take():
+            key = order["room"], order.get("attempt", 0)
+            if not order.get("abort"):
+                self.turns.append((0.0, self.schedule[key[0]], key[1]))
+                continue
+            self.withdrawn.add(key)
+            for held in self.live.values():
+                if (held.plan["room"], held.attempt) == key and held.status is None:
+                    held.room.abort()
+
     def look(self, held):
         """Takes a room as far as it goes now."""
         room, line = held.room, held.line
@@ -339,7 +399,9 @@ class Worker:
             if not KVPoll.terminal(status):
                 return
             held.status = status
-            line["us"] = int((time.monotonic() - held.opened) * 1e6)
+            line["ended_ns"] = time.monotonic_ns()
+            report(t="ended", room=line["room"], attempt=held.attempt, opened_ns=line["opened_ns"],
+                   status="Success" if status == KVPoll.Success else "Failed")
             if held.asked:
                 line["asked"] = True
             if status == KVPoll.Success:
@@ -363,28 +425,33 @@ class Worker:
         try:
             line["bad_aux"] = held.room.aux() != self.content.aux(plan["room"])
         except EngineLost:
-            line["detail"] = "the engine was lost before the aux record was taken"
+            line.update(no_aux=True, detail="the engine was lost before the aux record was taken")
         self.bytes += line["bytes"] - line["mismatched"] * page_bytes
         held.free_at = time.monotonic() + plan["hold_us"] / 1e6
         self.after(plan["hold_us"] / 1e6, lambda: self.look(held) if held.room in self.live else None)
 
+    def done(self):
+        return not (self.turns or self.live or self.refused or self.orders and not self.orders.ended)
+
     def run(self):
         """All rooms. Raises what ends the worker early."""
-        start, turn, told = time.monotonic(), 0, 0.0
-        while turn < len(self.rooms) or self.live:
-            now = time.monotonic()
+        told = 0.0
+        while not self.done():
             if self.client.lost is not None:
-                raise self.lost_engine(self.client.lost)
+                self.reconnect()
             if self.stopped:
-                raise Stopped(f"told to stop when {self.ended} of {len(self.rooms)} rooms had ended")
-            while turn < len(self.rooms) and len(self.live) < MAX_LIVE:
-                due = start + self.rooms[turn]["at_us"] / 1e6
+                raise Stopped(f"told to stop when {self.ended} of {self.count} rooms had ended")
+            now = time.monotonic()
+            if self.orders:
+                self.take_orders()
+            while self.turns and len(self.live) < MAX_LIVE and self.client.lost is None:
+                due, plan, attempt = self.turns[0]
                 if due > now:
                     break
-                held = self.admit(self.rooms[turn])
+                held = self.admit(plan, attempt)
                 if held is None:
                     break
-                turn += 1
+                self.turns.popleft()
                 self.open(held)
                 self.moved = now
             while self.timers and self.timers[0][0] <= now:
@@ -396,7 +463,7 @@ class Worker:
                     self.moved = now
             if now - told > PROGRESS:
                 told = now
-                report(t="progress", ended=self.ended, bytes=self.bytes)
+                self.progress()
                 if now - self.moved > WAITING and self.live and not self.waiting:
                     self.waiting = True
                     report(t="waiting", detail=f"{len(self.live)} rooms are open and nothing happened in them for "
@@ -405,26 +472,63 @@ class Worker:
                                                f"after {self.quiet:g} s (--quiet)")
                 if now - self.moved > self.quiet:
                     raise TimeoutError(f"nothing happened in any room for {self.quiet:g} s; "
-                                       f"{self.ended} of {len(self.rooms)} rooms had ended")
+                                       f"{self.ended} of {self.count} rooms had ended")
             wake = now + PROGRESS / 4
             if self.timers:
                 wake = min(wake, self.timers[0][0])
-            if turn < len(self.rooms) and len(self.live) < MAX_LIVE:
-                due = start + self.rooms[turn]["at_us"] / 1e6
-                wake = min(wake, max(due, now + 0.002))
-            self.client.wait(max(0.0, wake - time.monotonic()))
-        if self.client.lost is not None:
-            raise self.lost_engine(self.client.lost)
+            if self.turns and len(self.live) < MAX_LIVE:
+                wake = min(wake, max(self.turns[0][0], now + 0.002))
+            self.sleep(max(0.0, wake - time.monotonic()))
+
+    def sleep(self, seconds):
+        """Until a room changes or an order comes, at most so long."""
+        if self.orders is None or self.orders.ended:
+            self.client.wait(seconds)
+            return
+        poller = select.poll()
+        event = self.client.fileno()
+        poller.register(event, select.POLLIN)
+        poller.register(0, select.POLLIN)
+        if any(fd == event for fd, _ in poller.poll(seconds * 1000)):
+            try:
+                os.read(event, 8)
+            except BlockingIOError:
+                pass
+
+    def progress(self):
+        report(t="progress", done=self.ended, bytes=self.bytes, written=self.pages.written)
+
+    def reconnect(self):
+        """The engine is lost: its rooms end, and the next engine gets the same memory."""
+        why = self.lost_engine(self.client.lost)
+        report(t="lost", detail=f"{why}; waiting for the next one")
+        end = time.monotonic() + REDIAL
+        self.settle()
+        if self.live:
+            raise why
+        while True:
+            try:
+                self.client = self.client.redial(REDIAL_STEP)
+                break
+            except TerminusError as e:
+                if time.monotonic() >= end:
+                    raise Stopped(f"{why}; no engine took this worker within {REDIAL:g} s: {e}") from e
+            if self.stopped:
+                raise why
+            self.progress()
+        self.moved = time.monotonic()
+        report(t="back", detail="connected to the next engine, with the same memory")
 
     def lost_engine(self, why):
-        return Stopped(f"this worker lost its engine when {self.ended} of {len(self.rooms)} rooms had ended: {why}")
+        return Stopped(f"this worker lost its engine when {self.ended} of {self.count} rooms had ended: {why}")
 
     def settle(self):
-        """No more rooms: the engine is lost, or this worker was told to stop. Sees the open ones to their end."""
+        """The engine is lost, or this worker was told to stop: sees the open rooms to their end."""
         lost, end = self.client.lost, time.monotonic() + (ABORT if self.client.lost is None else PROOF)
         for held in list(self.live.values()):
             held.free_at = 0.0
-            self.abort(held)
+            if lost is None:
+                self.abort(held)
         while True:
             for held in list(self.live.values()):
                 self.look(held)
@@ -437,13 +541,16 @@ class Worker:
             self.client.wait(min(left, 0.05))  # what becomes reusable after a loss is not announced
 
     def finish(self, error):
+        for held in self.refused:
+            self.give_back(held)
+            report(**held.line, detail="the engine did not take it until the worker stopped")
         for held in self.live.values():  # given up: their pages are not given back, and count as leaked
             if held.status is None:
                 held.line["status"] = STATUS.get(held.room.poll(), "")
             elif not held.room.reusable:
                 held.line["detail"] = "its pages were not reusable in time"
             report(**held.line)
-        report(t="progress", ended=self.ended, bytes=self.bytes)
+        self.progress()
         try:
             self.cache.shrink(self.pages.total + 1)
         except AssertionError as e:
@@ -455,10 +562,24 @@ class Worker:
         report(**end)
 
 
+def dial(args, layout):
+    """A client. The engine may not have noticed yet that the worker before this one is dead, and refuses a second
+    process of one rank."""
+    until = time.monotonic() + DIAL
+    while True:
+        try:
+            return Client(args.socket, args.group, "destination", layout=layout, slots=2 * MAX_LIVE)
+        except Refused as e:
+            if e.field != "rank" or time.monotonic() > until:
+                raise
+        time.sleep(OPEN_PAUSE)
+
+
 def main():
     args = argparse.ArgumentParser(description="The demo's decode worker.")
     args.add_argument("--socket", required=True)
     args.add_argument("--schedule", required=True)
+    args.add_argument("--orders", action="store_true")
     args.add_argument("--group", default="decode")
     args.add_argument("--peer-group", default="prefill")
     args.add_argument("--quiet", type=float, default=60.0)
@@ -471,14 +592,17 @@ def main():
     page_bytes, tokens = head["page_bytes"], head["page_tokens"]
     layout = Layout(dtype="bf16", layers=head["tensors"] // 2, kv_heads=1, head_dim=page_bytes // tokens // 2,
                     page_tokens=tokens)
-    with Client(args.socket, args.group, "destination", layout=layout, slots=2 * MAX_LIVE) as client:
-        region = client.create_region(head["pool_pages"] * page_bytes * head["tensors"])
+    client = dial(args, layout)
+    worker = error = None
+    try:
+        # A little more memory than the pool: its last bytes are the client's, for a proof when the engine is another.
+        region = client.create_region(head["pool_pages"] * page_bytes * head["tensors"] + 4096)
         tensors = [Tensor(region, t * head["pool_pages"] * page_bytes, page_bytes, page_bytes, t // 2)
                    for t in range(head["tensors"])]
         pool = client.add_pool(head["pool_pages"], tensors)
-        worker = Worker(client, pool, region.buf, head, rooms, args.peer_group, args.quiet)
+        orders = Orders() if args.orders else None
+        worker = Worker(client, pool, region.buf, head, rooms, args.peer_group, args.quiet, orders)
         report(t="ready", language="python")
-        error = None
         signal.signal(signal.SIGTERM, worker.stop)
         try:
             try:
@@ -486,9 +610,11 @@ def main():
             except (Stopped, EngineLost) as e:
                 error = str(e)
                 worker.settle()
-        except (TerminusError, TimeoutError, AssertionError) as e:
+        except (TerminusError, TimeoutError, AssertionError, KeyError, ValueError) as e:
             error = f"{type(e).__name__}: {e}"
         worker.finish(error)
+    finally:
+        (worker.client if worker else client).close()
     return 1 if error else 0
 
 

@@ -173,6 +173,92 @@ func TestWorkerLosesItsEngine(t *testing.T) {
 	}
 }
 
+// A worker whose engine dies goes on with the next one: with all its pages, once nobody else can write to
+// them, and with the rooms that come then. What was open has failed.
+func TestWorkerGoesOnWithTheNextEngine(t *testing.T) {
+	p, e := testPlan(t, 100), newFakeEngine()
+	e.loseAt = 40
+	sides := playSides(t, p, e, 20*time.Second, func(w *worker) {
+		if w.role == RolePrefill {
+			w.redial = func(ctx context.Context) (link, error) {
+				time.Sleep(100 * time.Millisecond)
+				close(e.proven)
+				return e.next(w.role), nil
+			}
+		}
+	})
+	reasons := map[string]int{}
+	for id, line := range sides[RolePrefill].rooms {
+		if !line.terminal() {
+			t.Errorf("%v: %+v", id, line)
+		}
+		reasons[line.Reason]++
+	}
+	if len(sides[RolePrefill].rooms) != len(p.Rooms) || reasons[reasonEngineLost] == 0 || reasons[reasonSuccess] < 60 {
+		t.Errorf("reasons %v", reasons)
+	}
+	for role, s := range sides {
+		if s.end == nil || s.end.Leaked != 0 || s.end.Written != 0 || s.end.Error != "" {
+			t.Errorf("%s: %+v", role, s.end)
+		}
+	}
+}
+
+func TestWorkerGivesUpWhenNoEngineComes(t *testing.T) {
+	p, e := testPlan(t, 100), newFakeEngine()
+	e.loseAt = 40
+	close(e.proven)
+	sides := playSides(t, p, e, 20*time.Second, func(w *worker) {
+		if w.role == RolePrefill {
+			w.redial = func(context.Context) (link, error) { return link{}, errors.New("nobody listens") }
+		}
+	})
+	end := sides[RolePrefill].end
+	if end == nil || end.Leaked != 0 || !strings.Contains(end.Error, "lost its engine") || !strings.Contains(end.Error, "nobody listens") {
+		t.Errorf("%+v", end)
+	}
+}
+
+// A worker plays what it is ordered, and nothing else.
+func TestWorkerObeysOrders(t *testing.T) {
+	p, e := testPlan(t, 20), newFakeEngine()
+	in := new(strings.Builder)
+	say := func(o order) { in.Write(o.line()) }
+	for i := range p.Rooms {
+		p.Rooms[i].Aborter = ""
+	}
+	say(order{Room: p.Rooms[3].ID})
+	say(order{Room: p.Rooms[1].ID, Attempt: 2})
+	say(order{Room: p.Rooms[5].ID, Attempt: 1, Abort: true}) // before it comes
+	say(order{Room: p.Rooms[5].ID, Attempt: 1})
+	sides := playSides(t, p, e, 20*time.Second, func(w *worker) { w.orders = strings.NewReader(in.String()) })
+	for role, s := range sides {
+		if len(s.rooms) != 3 || s.end == nil || s.end.Error != "" || s.end.Leaked != 0 {
+			t.Errorf("%s: %d rooms, %+v", role, len(s.rooms), s.end)
+		}
+		for id, want := range map[attemptID]string{{p.Rooms[3].ID, 0}: statusSuccess, {p.Rooms[1].ID, 2}: statusSuccess, {p.Rooms[5].ID, 1}: statusFailed} {
+			if got := s.rooms[id]; got.Status != want {
+				t.Errorf("%s: %v: %+v", role, id, got)
+			}
+		}
+	}
+}
+
+func TestWorkerRefusesBadOrders(t *testing.T) {
+	for _, c := range []struct{ in, want string }{
+		{"{}", "room 0, which the schedule does not have"},
+		{"hello", "no JSON object"},
+		{"", ""},
+	} {
+		p, e := testPlan(t, 5), newFakeEngine()
+		w := newWorker(p, RolePrefill, "", make([]byte, p.poolBytes()), 0, e.session(RolePrefill), e.open(RolePrefill), newReporter(io.Discard, t.Output()))
+		w.orders = strings.NewReader(c.in)
+		if err := w.run(t.Context(), 10*time.Second); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q: %v", c.in, err)
+		}
+	}
+}
+
 func TestWorkerSaysOnceWhatItWaitsFor(t *testing.T) {
 	p, e := testPlan(t, 20), newFakeEngine()
 	var notes, out bytes.Buffer
