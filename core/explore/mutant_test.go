@@ -238,12 +238,6 @@ type outcome struct {
 // TestMutants builds the mutants and demands that each but the one that cannot be is caught, by the trace
 // in its golden file.
 func TestMutants(t *testing.T) {
-	if *mutantsFlag != "" {
-		t.Skip("this is the binary of a mutant")
-	}
-	if testing.Short() {
-		t.Skip("short")
-	}
 	root := "../.."
 	bin := buildMutants(t, root)
 	outcomes := make([]outcome, len(mutants))
