@@ -50,7 +50,7 @@ explore: ## walk more interleavings of two engines than `make test` does (about 
 fuzz: ## run every fuzzer for FUZZTIME (default 30s)
 	@for pkg in $$($(GO) list ./...); do \
 	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
-	    echo "== $$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(or $(FUZZTIME),30s) $$pkg || exit 1; \
+	    echo "== $$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzzminimizetime 0s -fuzztime $(or $(FUZZTIME),30s) $$pkg || exit 1; \
 	  done; done
 
 .PHONY: generate
