@@ -2,10 +2,12 @@ package client
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"strconv"
 	"unsafe"
@@ -235,8 +237,11 @@ func readAnswer(r io.Reader, l [8]byte) (answer, error) {
 	if _, err := io.ReadFull(r, b); err != nil {
 		return a, err
 	}
-	if err := json.Unmarshal(b[:h], &a); err != nil {
-		return answer{}, fmt.Errorf("answer: %w", err)
+	if !a.plain(b[:h]) {
+		a = answer{}
+		if err := json.Unmarshal(b[:h], &a); err != nil {
+			return answer{}, fmt.Errorf("answer: %w", err)
+		}
 	}
 	if a.T != "ok" && a.T != "error" {
 		return answer{}, fmt.Errorf("answer of unknown type %q", a.T)
@@ -245,4 +250,35 @@ func readAnswer(r io.Reader, l [8]byte) (answer, error) {
 		a.payload = b[h:]
 	}
 	return a, nil
+}
+
+// plain reads the everyday answers, in the form in which the engine writes them, without json: ok, and ok of
+// open and aux. It returns false for all others, and may have touched a then.
+func (a *answer) plain(b []byte) bool {
+	number := func(before string) (v uint64, ok bool) {
+		rest, ok := bytes.CutPrefix(b, []byte(before))
+		n := 0
+		for ; ok && n < len(rest) && n < 18 && '0' <= rest[n] && rest[n] <= '9'; n++ {
+			v = 10*v + uint64(rest[n]-'0')
+		}
+		if n == 0 || n > 1 && rest[0] == '0' {
+			return 0, false
+		}
+		b = rest[n:]
+		return v, true
+	}
+	var ok bool
+	if a.Seq, ok = number(`{"t":"ok","seq":`); !ok {
+		return false
+	}
+	a.T = "ok"
+	if slot, ok := number(`,"slot":`); ok {
+		if a.Opener, ok = number(`,"opener":`); !ok || slot > math.MaxInt32 {
+			return false
+		}
+		a.Slot = int32(slot)
+	} else {
+		number(`,"aux":`) // how long the payload is, which the frame says, too
+	}
+	return len(b) == 1 && b[0] == '}'
 }

@@ -138,10 +138,13 @@ func (n *Node) run() {
 			}
 		}
 		for i := range items {
-			if items[i].fn != nil {
+			if ev := &items[i].ev; items[i].fn != nil {
 				items[i].fn()
 			} else {
-				n.events = append(n.events, items[i].ev)
+				if ev.Kind == core.PeerFrame && ev.Node != "" { // of peerSink, which does not know the id
+					ev.Peer, ev.Node = n.peerID(ev.Node), ""
+				}
+				n.events = append(n.events, *ev)
 			}
 			items[i] = item{}
 		}

@@ -194,7 +194,7 @@ func (n *Node) serve(ctx context.Context) (err error) {
 	}
 	if n.links, err = peer.New(peer.Config{
 		Backends: names, Node: n.cfg.Node, Incarnation: n.incarnation, HostID: n.hostID, Listen: listen, TLS: tlsFiles, InsecureListen: n.cfg.Peers.InsecureListen,
-		Sink: func(ev peer.Event) { n.inbox.put(item{fn: func() { n.peerEvent(ev) }}, true) }, Log: n.log, Alive: n.alive,
+		Sink: n.peerSink, Log: n.log, Alive: n.alive,
 	}); err != nil {
 		return fmt.Errorf("peers: %w", err)
 	}

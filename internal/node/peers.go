@@ -94,7 +94,16 @@ func (n *Node) membershipUpdate(u membership.Update) {
 	}
 }
 
-// peerEvent is the sink of the links, on the owner goroutine, in stream order.
+// peerSink is the sink of the links: it hands over to the owner goroutine, and waits while that is behind.
+func (n *Node) peerSink(ev peer.Event) {
+	if ev.Kind == peer.Frame { // they come by the thousand: no function for each
+		n.inbox.put(item{ev: core.Event{Kind: core.PeerFrame, Node: ev.Node, Frame: ev.Frame}}, true)
+		return
+	}
+	n.inbox.put(item{fn: func() { n.peerEvent(ev) }}, true)
+}
+
+// peerEvent takes an event of the links, on the owner goroutine, in stream order.
 func (n *Node) peerEvent(ev peer.Event) {
 	id := n.peerID(ev.Node)
 	r := n.remotes[ev.Node]
@@ -160,8 +169,6 @@ func (n *Node) peerEvent(ev peer.Event) {
 		n.endpointLost(id, r, ev.Endpoint)
 	case peer.Draining:
 		n.events = append(n.events, core.Event{Kind: core.PeerDraining, Peer: id})
-	case peer.Frame:
-		n.events = append(n.events, core.Event{Kind: core.PeerFrame, Peer: id, Frame: ev.Frame})
 	case peer.BadFrame:
 		n.bad.add("peer", "frame")
 		n.events = append(n.events, core.Event{Kind: core.PeerBadFrame, Peer: id, Frame: core.Frame{Kind: ev.Frame.Kind, Room: ev.Frame.Room, S: ev.Frame.S, D: ev.Frame.D}, Detail: ev.Detail})
