@@ -294,10 +294,14 @@ func groupOf(pair string, side int) string { return pair + "-" + nodeNames[side]
 // worker is one inference process's session with its engine; it lives in this process.
 type worker struct {
 	*client.Client
-	peer string // group
-	pool int
-	k, v []byte // of page i: [i*kvTensor, +kvTensor)
+	peer   string // group
+	region *client.Region
+	pool   int
+	k, v   []byte // of page i: [i*kvTensor, +kvTensor)
 }
+
+// close ends the session and gives the memory back.
+func (w *worker) close() error { return errors.Join(w.Close(), w.region.Close()) }
 
 // dial makes the worker of one side of a pair of groups, with memory of so many pages.
 func (c *cluster) dial(ctx context.Context, pair string, side, slots, pages int) (*worker, error) {
@@ -313,15 +317,13 @@ func (c *cluster) dial(ctx context.Context, pair string, side, slots, pages int)
 	half := int64(pages) * kvTensor
 	region, err := w.CreateRegion(ctx, 2*half+64) // the canary stands behind the pages
 	if err != nil {
-		w.Close()
-		return nil, err
+		return nil, errors.Join(err, w.Close())
 	}
 	pool, err := w.AddPool(ctx, client.Pool{Pages: pages, Tensors: []client.Tensor{
 		{Region: region, PageBytes: kvTensor}, {Region: region, Offset: half, PageBytes: kvTensor},
 	}})
 	if err != nil {
-		w.Close()
-		return nil, err
+		return nil, errors.Join(err, w.Close(), region.Close())
 	}
-	return &worker{Client: w, peer: groupOf(pair, 1-side), pool: pool, k: region.Bytes()[:half], v: region.Bytes()[half : 2*half]}, nil
+	return &worker{Client: w, peer: groupOf(pair, 1-side), region: region, pool: pool, k: region.Bytes()[:half], v: region.Bytes()[half : 2*half]}, nil
 }

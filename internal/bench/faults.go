@@ -118,7 +118,7 @@ func measureAborts(ctx context.Context, c *cluster, p faultPlan) (out latencies,
 	if err != nil {
 		return nil, err
 	}
-	defer f.close()
+	defer func() { err = errors.Join(err, f.close()) }()
 
 	loading, enough := context.WithCancel(ctx)
 	var load sync.WaitGroup
@@ -148,7 +148,7 @@ func measureAborts(ctx context.Context, c *cluster, p faultPlan) (out latencies,
 }
 
 // measurePluginDeath kills the plugin of the decode side and waits for its successor.
-func measurePluginDeath(ctx context.Context, c *cluster, n, round int) (latencies, error) {
+func measurePluginDeath(ctx context.Context, c *cluster, n, round int) (out latencies, err error) {
 	e := c.engines[decode]
 	pid, epoch, err := e.plugin(ctx)
 	if err != nil {
@@ -158,14 +158,13 @@ func measurePluginDeath(ctx context.Context, c *cluster, n, round int) (latencie
 	if err != nil {
 		return nil, err
 	}
-	defer f.close()
+	defer func() { err = errors.Join(err, f.close()) }()
 	which := f.all()
 	began := time.Now()
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		return nil, err
 	}
-	out, err := f.ended(ctx, began, bothSides, which...)
-	if err != nil {
+	if out, err = f.ended(ctx, began, bothSides, which...); err != nil {
 		return nil, err
 	}
 	if err := f.release(ctx, bothSides, which...); err != nil {
@@ -190,7 +189,7 @@ func measureEngineDeath(ctx context.Context, c *cluster, n, round int) (ended la
 	if err != nil {
 		return nil, 0, err
 	}
-	defer f.close()
+	defer func() { err = errors.Join(err, f.close()) }()
 	began := time.Now()
 	e.kill()
 	if err := e.start(); err != nil {
@@ -224,7 +223,12 @@ func (f *field) follow(ctx context.Context, since time.Time) (time.Duration, err
 	if err != nil {
 		return 0, err
 	}
-	f.workers[decode] = &worker{Client: next, peer: old.peer, pool: old.pool, k: old.k, v: old.v}
+	moved := *old
+	moved.Client = next
+	f.workers[decode] = &moved
+	if err := old.Close(); err != nil { // of the session that is over; the memory went on
+		return 0, err
+	}
 	for attempt := int64(1); ; attempt++ {
 		status, err := f.tryOne(ctx, f.first-attempt)
 		if err != nil {

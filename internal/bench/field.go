@@ -16,23 +16,22 @@ import (
 type field struct {
 	cluster *cluster
 	workers [2]*worker
-	first   int64             // id of room 0; the next field's ids are others
-	rooms   [2][]*client.Room // by index
-	ends    [2][]atomic.Int64 // by index: when its worker read that it has ended, ns since epoch; 0: it has not
-	epoch   time.Time
-	changed chan struct{} // 1
+	first   int64                      // id of room 0; the next field's ids are others
+	rooms   [2][]*client.Room          // by index
+	ends    [2][]atomic.Pointer[sight] // by index: the last end that its worker has read, maybe of an older room
+	changed chan struct{}              // 1
 	wg      sync.WaitGroup
 	quit    context.CancelFunc
 }
 
 // openField makes n rooms and waits until both workers read that all are bound.
 func openField(ctx context.Context, c *cluster, pair string, first int64, n int) (_ *field, err error) {
-	f := &field{cluster: c, first: first, epoch: time.Now(), changed: make(chan struct{}, 1)}
+	f := &field{cluster: c, first: first, changed: make(chan struct{}, 1)}
 	watching, quit := context.WithCancel(context.WithoutCancel(ctx))
 	f.quit = quit
 	defer func() {
 		if err != nil {
-			f.close()
+			err = errors.Join(err, f.close())
 		}
 	}()
 	for side := range f.workers {
@@ -40,7 +39,7 @@ func openField(ctx context.Context, c *cluster, pair string, first int64, n int)
 			return f, fmt.Errorf("worker of %s: %w", nodeNames[side], err)
 		}
 		f.rooms[side] = make([]*client.Room, n)
-		f.ends[side] = make([]atomic.Int64, n)
+		f.ends[side] = make([]atomic.Pointer[sight], n)
 	}
 	for side, w := range f.workers {
 		f.wg.Go(func() { f.watch(watching, side, w.Client) })
@@ -58,27 +57,30 @@ func (f *field) all() []int {
 }
 
 // close ends both sessions, and with them every room.
-func (f *field) close() {
+func (f *field) close() error {
 	f.quit()
 	f.wg.Wait()
+	var err error
 	for _, w := range f.workers {
 		if w != nil {
-			w.Close()
+			err = errors.Join(err, w.close())
 		}
 	}
+	return err
 }
 
-// watch notes when rooms are bound and when they end, until the session is over.
+// watch notes when rooms end, until the session is over.
 func (f *field) watch(ctx context.Context, side int, c *client.Client) {
+	told := make([]*client.Room, len(f.rooms[side])) // by index: the last whose end is noted
 	for c.Wait(ctx) == nil {
 		c.Changes(func(ch client.Change) {
 			i := ch.Room.ID() - f.first
-			if i < 0 {
+			if i < 0 || !ch.Status.Terminal() { // below first: a room that follow tried
 				return
 			}
-			i %= int64(len(f.rooms[side]))
-			if ch.Status.Terminal() {
-				f.ends[side][i].CompareAndSwap(0, int64(time.Since(f.epoch)))
+			if i %= int64(len(told)); told[i] != ch.Room {
+				told[i] = ch.Room
+				f.ends[side][i].Store(&sight{ch.Room.ID(), ch.Status, time.Now()})
 			}
 		})
 		select {
@@ -101,7 +103,6 @@ func (f *field) open(ctx context.Context, which ...int) error {
 			id = old.ID() + int64(n)
 		}
 		for side, w := range f.workers {
-			f.ends[side][i].Store(0)
 			p, err := w.StartOpen(ctx, client.OpenOptions{Room: id, PeerGroup: w.peer})
 			if err != nil {
 				return err
@@ -164,28 +165,22 @@ func (f *field) await(ctx context.Context, ok func() bool, what string, which []
 func (f *field) ended(ctx context.Context, since time.Time, sides []int, which ...int) (latencies, error) {
 	ctx, cancel := context.WithTimeout(ctx, fieldBound)
 	defer cancel()
+	out := make(latencies, len(which))
 	done := 0 // of which: these have ended
 	err := f.await(ctx, func() bool {
 		for ; done < len(which); done++ {
+			i := which[done]
 			for _, side := range sides {
-				if f.ends[side][which[done]].Load() == 0 {
+				end := f.ends[side][i].Load()
+				if end == nil || end.room != f.rooms[side][i].ID() {
 					return false
 				}
+				out[done] = max(out[done], end.at.Sub(since))
 			}
 		}
 		return true
 	}, "terminal", which)
-	if err != nil {
-		return nil, err
-	}
-	start := since.Sub(f.epoch)
-	out := make(latencies, len(which))
-	for k, i := range which {
-		for _, side := range sides {
-			out[k] = max(out[k], time.Duration(f.ends[side][i].Load())-start)
-		}
-	}
-	return out, nil
+	return out, err
 }
 
 // release gives the rooms back when their pages are their workers' own again.

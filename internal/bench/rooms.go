@@ -26,7 +26,7 @@ var rooms = Bench{
 const (
 	roomsTarget = 5000 // rooms/s
 	roomsPaced  = 1000 // rooms/s
-	roomsWindow = 192  // rooms under way, at most
+	roomsWindow = 256  // rooms under way, at most
 	auxBytes    = 64
 	// roomBound is how long one room may take, whatever else the machine does.
 	roomBound = 60 * time.Second
@@ -136,12 +136,13 @@ func (t *traffic) stop() error {
 		t.ending()
 	}
 	t.wg.Wait()
+	err := errors.Join(t.errs[:]...)
 	for _, w := range t.workers {
 		if w != nil {
-			w.Close()
+			err = errors.Join(err, w.close())
 		}
 	}
-	return errors.Join(t.errs[:]...)
+	return err
 }
 
 // watch reads a worker's status page and tells each lane when its room has ended and its pages are its

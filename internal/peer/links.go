@@ -158,7 +158,7 @@ func (l *Links) client(node, address string) (*grpc.ClientConn, *seenCreds, erro
 		}),
 		grpc.WithNoProxy(), grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithDisableHealthCheck(),
 		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage), grpc.ForceCodecV2(newBatchCodec())),
 	)
 	if err != nil {
 		return nil, nil, fmt.Errorf("dial %s: %w", address, err)

@@ -26,7 +26,7 @@ type server struct {
 func (l *Links) newServer() *grpc.Server {
 	s := grpc.NewServer(
 		grpc.Creds(l.serverCreds()),
-		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
+		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.ForceServerCodecV2(newBatchCodec()),
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window),
 		grpc.MaxConcurrentStreams(4), grpc.MaxHeaderListSize(16<<10),
 		grpc.ConnectionTimeout(l.cfg.Handshake),
