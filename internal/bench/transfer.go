@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"net"
@@ -252,28 +253,30 @@ func iperf3(ctx context.Context, d time.Duration) (float64, error) {
 		cancel()
 		_ = server.Wait() // killed, or done
 	}()
-	var out []byte
-	for wait := 10 * time.Millisecond; ; wait *= 2 { // the server may not listen yet
-		client := exec.CommandContext(ctx, path, "-c", "127.0.0.1", "-p", port, "-J",
-			"-P", strconv.Itoa(transferConnections), "-t", strconv.Itoa(max(1, int(10*d.Seconds()))))
-		tie(client)
-		if out, err = client.Output(); err == nil {
-			break
-		}
-		if wait > time.Second {
-			return 0, fmt.Errorf("iperf3 -c: %w", err)
-		}
-		time.Sleep(wait)
-	}
 	var report struct {
-		End struct {
+		Error string `json:"error"` // with exit code 0
+		End   struct {
 			Received struct {
 				BitsPerSecond float64 `json:"bits_per_second"`
 			} `json:"sum_received"`
 		} `json:"end"`
 	}
-	if err := json.Unmarshal(out, &report); err != nil {
-		return 0, fmt.Errorf("iperf3 report: %w", err)
+	for wait := 10 * time.Millisecond; ; wait *= 2 { // the server may not listen yet
+		client := exec.CommandContext(ctx, path, "-c", "127.0.0.1", "-p", port, "-J",
+			"-P", strconv.Itoa(transferConnections), "-t", strconv.Itoa(max(1, int(10*d.Seconds()))))
+		tie(client)
+		out, err := client.Output()
+		if err == nil {
+			err = json.Unmarshal(out, &report)
+		}
+		if err == nil && report.Error == "" {
+			break
+		}
+		if wait > time.Second {
+			return 0, fmt.Errorf("iperf3 -c: %w", errors.Join(err, errors.New(report.Error)))
+		}
+		report.Error = ""
+		time.Sleep(wait)
 	}
 	if report.End.Received.BitsPerSecond <= 0 {
 		return 0, fmt.Errorf("iperf3 reported no throughput")
