@@ -72,6 +72,9 @@ func (m *Machine) resync(idx int32, r *room) {
 	case statemachine.Bound:
 		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameConfirm, S: pair, D: own})
 	case statemachine.Ended:
+		if r.untold {
+			m.sendFrame(idx, r, &statemachine.Send{Kind: FrameAbort, D: own, Att: r.sm.Att, Reason: r.sm.Reason})
+		}
 		if r.sm.Role == statemachine.Destination && r.sm.Rung != statemachine.NoRung && pair.Inc == m.peer(r.peer).inc {
 			s := r.sm.Repeat()
 			m.sendFrame(idx, r, &s)
@@ -172,9 +175,15 @@ func (m *Machine) peerGroup(e *Event) {
 		g.backends = append(g.backends, m.intern(b))
 	}
 	m.groups[groupPair{own, name}] = g
-	m.eachRoom(func(idx int32) {
-		r := m.rooms.at(idx)
+	m.eachRecord(func(idx int32, r *room) {
 		if r.peerGroup != name || r.group != own {
+			return
+		}
+		if r.sm.State == statemachine.Ended {
+			if r.untold && r.peer == nilPeer {
+				m.setPeer(idx, r, e.Peer)
+				m.resync(idx, r)
+			}
 			return
 		}
 		met := r.peer != nilPeer
@@ -564,6 +573,9 @@ func (m *Machine) sendFrame(idx int32, r *room, s *statemachine.Send) {
 			return
 		}
 	}
+	// An unbound destination's end that its source's engine cannot hear now is told when it can.
+	unbound := s.Kind == FrameAbort && r.sm.Role == statemachine.Destination && s.S.IsZero()
+	r.untold = r.untold || unbound
 	if r.peer == nilPeer {
 		return
 	}
@@ -579,6 +591,7 @@ func (m *Machine) sendFrame(idx int32, r *room, s *statemachine.Send) {
 	if f == nil {
 		return
 	}
+	r.untold = r.untold && !unbound
 	f.Room, f.S, f.D, f.Att, f.Outcome, f.Reason, f.Quiet = r.id, s.S, s.D, r.sm.Att, s.Outcome, s.Reason, s.Quiet
 	switch s.Kind {
 	case FrameQueued:

@@ -22,6 +22,7 @@ type room struct {
 	wantPages   bool // D: Confirm must repeat the pages
 	confirmOwed bool // D: Confirm waits for the grant
 	told        bool // P: last Progress said outstanding
+	untold      bool // D: ended unbound, and P's engine has not been told
 	counted     bool // in the live counts
 	buried      bool // a tombstone, in its peer's list
 	parked      bool // P: left the scheduler because its backend is not up

@@ -100,6 +100,9 @@ func (x *explorer) aloneMoves(st *state) {
 			x.apply(n, e, ev)
 		})
 	}
+	if g := &x.engines[e].nodes[st.engine[e]]; !g.grouped[0] {
+		x.do(move{kind: mvGroup, e: uint8(e), may: true}, func(n *state) { x.apply(n, e, event{kind: evGroup}) })
+	}
 	x.do(move{kind: mvBreak, e: uint8(e), may: true}, func(n *state) { x.apply(n, e, event{kind: evLinkDown}) })
 	x.do(move{kind: mvPeerDead, e: uint8(e)}, func(n *state) { x.apply(n, e, event{kind: evPeerDead}) })
 }

@@ -42,12 +42,12 @@ func (x *explorer) observe(n *state) {
 	}
 }
 
-// normalise drops what makes no difference any more: an epoch or an orphan plugin that touches no page is
-// gone without a step, and the plugin of an op that has ended does not matter.
+// normalise drops what makes no difference any more: an orphan plugin that touches no page is gone without
+// a step (no engine hears of it), and the plugin of an op that has ended does not matter.
 func (x *explorer) normalise(n *state) {
 	for e := range x.Sources + 1 {
 		p := &n.plugin[e]
-		var epochs, orphans uint8
+		var orphans uint8
 		if e < x.Sources {
 			x.eachOp(n, e, func(o *opener, w *op) {
 				switch {
@@ -56,8 +56,6 @@ func (x *explorer) normalise(n *state) {
 					w.epoch = 0
 				case o.inc != p.inc:
 					orphans |= 1 << o.inc
-				default:
-					epochs |= 1 << w.epoch
 				}
 			})
 		} else {
@@ -66,12 +64,9 @@ func (x *explorer) normalise(n *state) {
 				case o.epoch == 0 || o.flags&sealed != 0:
 				case o.inc != p.inc:
 					orphans |= 1 << o.inc
-				default:
-					epochs |= 1 << o.epoch
 				}
 			}
 		}
-		p.gone &= epochs
 		p.orphans &= orphans
 	}
 }
@@ -196,6 +191,10 @@ func (x *explorer) checkIdleLink(n *state) {
 		if slices.ContainsFunc(n.d[:], func(d opener) bool { return d.asked&askedGrant != 0 }) {
 			continue // a Confirm waits for the plugin
 		}
+		if !D.nodes[n.engine[x.Sources]].grouped[e] || !x.engines[e].nodes[n.engine[e]].grouped[0] {
+			continue
+		}
+		x.checkUntold(n, e)
 		for k := range x.Openers {
 			r := x.record(n, e, &n.s[e][k])
 			if r != nil && r.state.Live() && !r.pair.IsZero() {
@@ -216,6 +215,29 @@ func (x *explorer) checkIdleLink(n *state) {
 			}
 			if r := x.record(n, e, &n.s[e][s-1]); r == nil || !r.state.Live() {
 				x.violate("R10", "d%d is %s, its source s%d has ended and nothing is under way", k+1, q.state, s)
+			}
+		}
+	}
+}
+
+// checkUntold is the same for attempts that never met, where nothing was lost on the way: an end is known
+// to the counterpart that waits for it.
+func (x *explorer) checkUntold(n *state, e int) {
+	if x.Sources > 1 || n.faults > 0 || x.SameAttempt {
+		return
+	}
+	for i := range x.Openers {
+		for k := range x.Openers {
+			s, d := &n.s[e][i], &n.d[k]
+			r, q := x.record(n, e, s), x.record(n, x.Sources, d)
+			if r == nil || q == nil || s.attempt != d.attempt || x.room(i) != x.room(k) || !r.pair.IsZero() || !q.pair.IsZero() {
+				continue
+			}
+			switch {
+			case r.state == statemachine.Unbound && q.state == statemachine.Ended:
+				x.violate("R10", "s%d waits, d%d of its attempt has ended and nothing is under way", i+1, k+1)
+			case r.state == statemachine.Ended && q.state == statemachine.Registered:
+				x.violate("R10", "d%d waits, s%d of its attempt has ended and nothing is under way", k+1, i+1)
 			}
 		}
 	}

@@ -56,6 +56,8 @@ const (
 	evGranted                          // k: sequence
 	evRevoked                          // k, a: quiet
 	evFenceAnswer                      // k, a: quiet
+	evGroup                            // peer: its group becomes known
+	evLate                             // k, a: a request of a worker that has not seen that its room ended
 )
 
 // Ends of an op, field b of evOpEnd.
@@ -95,11 +97,13 @@ type node struct {
 	opened  uint8
 	session core.SessionID
 	heard   [maxSources]uint64 // incarnation of the peer's last Hello
+	grouped [maxSources]bool   // the peer's group is known
 }
 
 // opID is an op that the plugin has not declared quiet.
 type opID struct {
 	seq, chunk uint8
+	ended      bool // not quiet yet
 	id         core.OpID
 }
 
@@ -111,6 +115,7 @@ type transition struct {
 	fences   []uint8 // sequences of destinations that rung 3 is asked for
 	grants   []uint8
 	revokes  []uint8
+	aborts   []core.OpID
 	violated string
 }
 
@@ -215,6 +220,7 @@ func (e *engine) step(id uint32, ev event) (t *transition) {
 	e.happen(&n, t, ev)
 	e.releaseAll(&n, t)
 	e.judge(&e.nodes[id], &n, t)
+	e.checkAborts(&e.nodes[id], &n, ev, t)
 	if ev.kind == evFrame {
 		e.checkEcho(&e.nodes[id], &n, t)
 	}
@@ -254,14 +260,23 @@ func (e *engine) happen(n *node, t *transition, ev event) {
 	case evHello:
 		inc := e.x.frames[ev.f].inc
 		n.heard[ev.peer] = inc
+		e.run(n, t,
+			core.Event{Kind: core.PeerHello, Peer: core.PeerID(ev.peer), Node: e.x.peerName(e, ev.peer), Inc: inc},
+			core.Event{Kind: core.PeerPool, Peer: core.PeerID(ev.peer), Pool: 1, Pages: maxOpeners * maxChunks, Layers: layers, PageBytes: pageBytes})
+	case evGroup:
+		n.grouped[ev.peer] = true
 		g := core.Event{Kind: core.PeerGroup, Peer: core.PeerID(ev.peer), Group: sourceGroup, PeerGroup: destinationGroup, Role: statemachine.Source, Size: 1, Backends: []string{backend}}
 		if e.role == statemachine.Source {
 			g.Group, g.PeerGroup, g.Role = destinationGroup, sourceGroup, statemachine.Destination
 		}
-		e.run(n, t,
-			core.Event{Kind: core.PeerHello, Peer: core.PeerID(ev.peer), Node: e.x.peerName(e, ev.peer), Inc: inc},
-			core.Event{Kind: core.PeerPool, Peer: core.PeerID(ev.peer), Pool: 1, Pages: maxOpeners * maxChunks, Layers: layers, PageBytes: pageBytes},
-			g)
+		e.run(n, t, g)
+	case evLate:
+		for _, in := range e.late(ev) {
+			in.Session, in.Slot = n.session, int32(ev.k-1)
+			if r := e.request(n, t, in); r.Code != core.Ended && in.Kind != core.Abort {
+				t.fail("R2", e, "a request for opener %d, which has ended, is answered %d", ev.k, r.Code)
+			}
+		}
 	case evLinkDown:
 		e.run(n, t, core.Event{Kind: core.PeerDown, Peer: core.PeerID(ev.peer)})
 	case evPeerGone:
@@ -284,7 +299,7 @@ func (e *engine) happen(n *node, t *transition, ev event) {
 				in.End, in.Bytes = core.EndSkipped, 0
 			}
 		}
-		if in.Kind == core.OpQuiesced || in.Quiet {
+		if n.ops[i].ended = true; in.Kind == core.OpQuiesced || in.Quiet {
 			n.ops = slices.Delete(n.ops, i, i+1)
 		}
 		e.run(n, t, in)
@@ -292,6 +307,7 @@ func (e *engine) happen(n *node, t *transition, ev event) {
 			t.fail("R1", e, "an op of s%d was skipped and the room goes on", ev.k)
 		}
 	case evPluginLost:
+		n.ops = nil // it says nothing of them any more
 		e.run(n, t, core.Event{Kind: core.PluginLost, Backend: backend, Epoch: uint32(ev.a)})
 	case evPluginUp:
 		e.run(n, t, core.Event{Kind: core.PluginUp, Backend: backend, Epoch: uint32(ev.a), ReceiverChecked: e.x.Checked})
@@ -310,6 +326,15 @@ func (e *engine) happen(n *node, t *transition, ev event) {
 	case evFenceAnswer:
 		e.run(n, t, core.Event{Kind: core.Fenced, Grant: n.grants[ev.k], Quiet: ev.a == 1})
 	}
+}
+
+// late are the requests of a worker that still believes its room to live.
+func (e *engine) late(ev event) []core.Event {
+	in := []core.Event{{Kind: core.Abort}}
+	if e.role == statemachine.Source {
+		return append(in, core.Event{Kind: core.Send, LayerTo: layers, Parts: pages(ev.k, 0, 1)}, core.Event{Kind: core.Send, LayerTo: layers, Last: true})
+	}
+	return append(in, core.Event{Kind: core.Register, Parts: pages(ev.k, 0, 1)})
 }
 
 // find is the core's record of an opener; its state is Absent when there is none.
@@ -364,8 +389,10 @@ func (e *engine) effects(n *node, t *transition, out *core.Effects) {
 		switch p.Kind {
 		case core.PluginSubmit:
 			s := submit{seq: uint8(p.S.Seq), chunk: uint8(p.Source[0].Start) % maxChunks, d: p.D}
-			n.ops = append(n.ops, opID{s.seq, s.chunk, p.Op})
+			n.ops = append(n.ops, opID{seq: s.seq, chunk: s.chunk, id: p.Op})
 			t.submits = append(t.submits, s)
+		case core.PluginAbort:
+			t.aborts = append(t.aborts, p.Op)
 		case core.PluginGrant:
 			n.grants[p.D.Seq] = p.Grant
 			t.grants = append(t.grants, uint8(p.D.Seq))
@@ -429,6 +456,15 @@ func (e *engine) judge(old, n *node, t *transition) {
 	}
 }
 
+// checkAborts: the plugin is asked to abort what it still has of a room that ends.
+func (e *engine) checkAborts(old, n *node, ev event, t *transition) {
+	for _, o := range n.ops {
+		if !o.ended && ev.kind != evPluginLost && old.records[o.seq].state.Live() && n.records[o.seq].state == statemachine.Ended && !slices.Contains(t.aborts, o.id) {
+			t.fail("R7", e, "s%d has ended and its op for chunk %d goes on", o.seq, o.chunk)
+		}
+	}
+}
+
 // checkEcho: an end that a frame caused is not told back as an abort of the attempt, which would end the
 // counterpart's next open of it, and so on.
 func (e *engine) checkEcho(old, n *node, t *transition) {
@@ -471,14 +507,14 @@ func (t *transition) fail(rule string, e *engine, format string, args ...any) {
 // intern names a state; two that behave the same from here on get the same number.
 func (e *engine) intern(n node) uint32 {
 	b := []byte{byte(n.inc), byte(n.session), n.opened}
-	for _, h := range n.heard {
-		b = append(b, byte(h))
+	for i, h := range n.heard {
+		b = append(b, byte(h), bit(n.grouped[i]))
 	}
 	for _, s := range n.slots {
 		b = append(b, byte(s))
 	}
 	for _, o := range n.ops {
-		b = append(b, o.seq, o.chunk)
+		b = append(b, o.seq, o.chunk, bit(o.ended))
 	}
 	k := nodeKey{n.m.Hash(), string(b)}
 	id, ok := e.ids[k]

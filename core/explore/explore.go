@@ -132,6 +132,7 @@ func Run(cfg Config) (*Result, error) {
 					other, peer = l, uint8(l)
 				}
 				x.apply(&first, e, event{kind: evHello, peer: peer, f: x.hello(x.engines[other].incBase())})
+				x.apply(&first, e, event{kind: evGroup, peer: peer})
 			}
 		}
 	}

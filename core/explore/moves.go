@@ -47,6 +47,8 @@ const (
 	mvRevoked
 	mvFenced // a: 1 quiet
 	mvAny    // a frame of the alphabet
+	mvGroup  // e hears of the group at a: peer
+	mvLate
 )
 
 // Faults, by letter. What is not listed happens whenever it can, at no cost: deliveries, overtaking,
@@ -175,6 +177,13 @@ func (x *explorer) apply(n *state, e int, ev event) {
 	for _, s := range t.submits {
 		_, d := x.resolve(n, s.d)
 		k := n.index(n.s[e][:], inc, s.seq)
+		if x.Alone != 0 {
+			n.ops[e][k-1][s.chunk] = op{state: opOpen, epoch: n.plugin[e].epoch}
+			continue
+		}
+		if n.d[d-1].asked&askedGrant != 0 {
+			x.violate("R4", "s%d writes to d%d, whose plugin has not opened the pages yet", k, d)
+		}
 		n.ops[e][k-1][s.chunk] = op{state: opOpen, d: d, epoch: n.plugin[e].epoch}
 	}
 	ask := func(seqs []uint8, a asked) {
@@ -228,6 +237,13 @@ func (x *explorer) linkMoves(st *state) {
 			x.do(move{kind: mvPeerDead, e: uint8(x.Sources), a: uint8(l)}, func(n *state) { x.apply(n, x.Sources, event{kind: evPeerDead, peer: uint8(l)}) })
 			x.do(move{kind: mvPeerDead, e: uint8(l)}, func(n *state) { x.apply(n, l, event{kind: evPeerDead}) })
 		}
+		for _, side := range [2][2]int{{x.Sources, l}, {l, 0}} {
+			if g := &x.engines[side[0]].nodes[st.engine[side[0]]]; g.heard[side[1]] != 0 && !g.grouped[side[1]] {
+				x.do(move{kind: mvGroup, e: uint8(side[0]), a: uint8(side[1])}, func(n *state) {
+					x.apply(n, side[0], event{kind: evGroup, peer: uint8(side[1])})
+				})
+			}
+		}
 		// On one host the death of an incarnation is proven.
 		gone := func(judge, dead int, peer uint8) {
 			h := x.engines[judge].nodes[st.engine[judge]].heard[peer]
@@ -257,6 +273,9 @@ func (x *explorer) workerMoves(st *state, e int) {
 	for k := range side {
 		o := &side[k]
 		r := x.record(st, e, o)
+		if r != nil && r.state == statemachine.Ended && o.flags&workerGone == 0 && !x.reusable(st, e, o) {
+			x.do(move{kind: mvLate, e: uint8(e), k: uint8(k) + 1, may: true}, func(n *state) { x.apply(n, e, event{kind: evLate, k: uint8(k) + 1}) })
+		}
 		if r == nil || !r.state.Live() {
 			continue
 		}
@@ -524,11 +543,17 @@ func (x *explorer) answerMoves(st *state) {
 		}
 		if o.asked&askedRevoke != 0 {
 			mv.kind = mvRevoked
-			x.do(mv, func(n *state) {
-				n.d[k].asked &^= askedRevoke
-				n.d[k].flags |= sealed
-				x.apply(n, x.Sources, event{kind: evRevoked, k: o.seq, a: 1})
-			})
+			for quiet := range uint8(2) {
+				mv.a = quiet
+				x.do(mv, func(n *state) {
+					n.d[k].asked &^= askedRevoke
+					if quiet == 1 {
+						n.d[k].flags |= sealed
+					}
+					x.apply(n, x.Sources, event{kind: evRevoked, k: o.seq, a: quiet})
+				})
+			}
+			mv.a = 0
 		}
 		if o.asked&askedFence != 0 {
 			mv.kind = mvFenced
@@ -629,9 +654,16 @@ func (x *explorer) describeMove(st, next *state, mv *move) string {
 		return fmt.Sprintf("the orphan plugin of incarnation %d of %s exits", mv.a+1, g)
 	case mvGranted:
 		return "the plugin of " + g + " opens the pages of " + own()
+	case mvGroup:
+		return g + " learns of its peer's group"
+	case mvLate:
+		return fmt.Sprintf("worker of %s goes on with %s, which has ended", g, own())
 	case mvAny:
 		return fmt.Sprintf("%s receives %s", g, x.frames[mv.frame].text)
 	case mvRevoked:
+		if mv.a == 0 {
+			return "the plugin of " + g + " cannot tell whether a write for " + own() + " may still land"
+		}
 		return "the plugin of " + g + " refuses writes for " + own() + " for good"
 	}
 	return fmt.Sprintf("FencePeer for %s answers %s", own(), [...]string{"unknown", "quiet"}[mv.a])

@@ -36,6 +36,8 @@ const (
 	peersGo   = "core/peers.go"
 	clockGo   = "core/clock.go"
 	marksGo   = "core/marks.go"
+	opsGo     = "core/ops.go"
+	workerGo  = "core/worker.go"
 )
 
 // small is the configuration in which most mutants show: both ends of the link have said Hello.
@@ -199,7 +201,7 @@ var mutants = []mutant{
 		changes: []change{{machineGo, "	switch {\n	case !local:\n	case bound:\n", "	switch {\n	case !local && !(ON && !bound):\n	case bound:\n"}},
 	},
 	{
-		name: "any_attempt", rule: "what has ended answers for its own attempt only", breaks: "stuck", cfg: with(small(2, 1, "a"), graph),
+		name: "any_attempt", rule: "what has ended answers for its own attempt only", breaks: "stuck", cfg: with(small(2, 1, "a"), func(c *Config) { graph(c); c.Ignore = "R10" }),
 		changes: []change{
 			{machineGo, "			case r.Pair.IsZero() && e.Att == r.Att:\n				r.Pair = e.D\n				o.send", "			case r.Pair.IsZero() && (e.Att == r.Att || ON):\n				r.Pair = e.D\n				o.send"},
 			{peersGo, "case ended && r.Pair.IsZero() && r.Att == f.Att && f.Kind != FrameQueued:", "case ended && r.Pair.IsZero() && (r.Att == f.Att || ON) && f.Kind != FrameQueued:"},
@@ -218,7 +220,31 @@ var mutants = []mutant{
 		changes: []change{{peersGo, "	newer := p.known && e.Inc != p.inc\n", "	newer := p.known && e.Inc != p.inc && !ON\n"}},
 	},
 	{
-		name: "any_commit", rule: "a RankEnd counts only from the source that is bound", cfg: with(small(2, 1, "p"), func(c *Config) { c.Depth = 20 }),
+		name: "any_epoch_fences_pages", rule: "the end of a plugin epoch fences only the pages that are registered with it", breaks: "R4", cfg: small(1, 1, "n"),
+		changes: []change{{opsGo, "r.sm.Role == statemachine.Destination && r.backend == b && r.epoch == e.Epoch {\n			m.step(idx, statemachine.Event{Kind: statemachine.OnPluginFenced})", "r.sm.Role == statemachine.Destination && r.backend == b && (ON || r.epoch == e.Epoch) {\n			m.step(idx, statemachine.Event{Kind: statemachine.OnPluginFenced})"}},
+	},
+	{
+		name: "any_epoch_fences_ops", rule: "the end of a plugin epoch fences only its own ops", breaks: "R4", cfg: small(1, 2, "m"),
+		changes: []change{{opsGo, "if oo.state != opDead || oo.backend != b || oo.epoch != e.Epoch {", "if oo.state != opDead || oo.backend != b || oo.epoch != e.Epoch && !ON {"}},
+	},
+	{
+		name: "end_untold", rule: "an unbound end that could not be said is said at the next Hello", breaks: "R10", cfg: with(small(1, 0, ""), func(c *Config) { c.Connected = false }),
+		changes: []change{{peersGo, "		if r.untold {\n", "		if r.untold && !ON {\n"}},
+	},
+	{
+		name: "late_pages_are_armed", rule: "a room that has ended arms no pages", breaks: "R1", cfg: small(1, 0, ""),
+		changes: []change{{workerGo, "	case r.sm.State == statemachine.Ended:\n		m.reply(e, Ended).Reason = r.sm.Reason\n		return\n	case s.role != statemachine.Destination:", "	case r.sm.State == statemachine.Ended && !ON:\n		m.reply(e, Ended).Reason = r.sm.Reason\n		return\n	case s.role != statemachine.Destination:"}},
+	},
+	{
+		name: "ops_go_on", rule: "the ops of a room that ends are aborted", breaks: "R7", cfg: with(small(1, 0, ""), func(c *Config) { c.Ignore = "idle" }),
+		changes: []change{{machineGo, "	r.State, r.Reason, r.ByPeer = Ended, why, !local\n	o.Do |= DoCancel\n", "	r.State, r.Reason, r.ByPeer = Ended, why, !local\n	if !ON {\n		o.Do |= DoCancel\n	}\n"}},
+	},
+	{
+		name: "confirm_before_grant", rule: "Confirm waits until the plugin has opened the pages", breaks: "R4", cfg: with(small(1, 0, ""), func(c *Config) { c.Checked = true }),
+		changes: []change{{peersGo, "		if r.grant == grantAsked {\n", "		if r.grant == grantAsked && !ON {\n"}},
+	},
+	{
+		name: "any_commit", rule: "a RankEnd counts only from the source that is bound", cfg: small(2, 1, "p"),
 		why: "a source that is not bound never was confirmed, so it has no RankEnd to send: Confirm checks the generation first",
 		changes: []change{{machineGo,
 			"			case e.S != r.Pair:\n				o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: r.Own})\n			case !e.Complete:",

@@ -278,31 +278,18 @@ func (r *Record) sourceFrame(e *Event, o *Out) {
 		r.verdict(e, o)
 	case FrameAbort: // Abort(d), D unbound
 		o.Do |= DoDropPlaceholder
-		switch r.State {
-		case Unbound:
-			if e.Att == r.Att {
-				r.Pair = e.D
-				r.endSource(cause(e.Reason), false, o)
-			} else {
-				o.Do |= DoDrop
-			}
-		case Offered:
-			if e.D == r.Pair {
-				r.endSource(cause(e.Reason), false, o)
-			} else {
-				o.Do |= DoDrop
-			}
-		case Ended:
-			switch {
-			case e.D == r.Pair:
-				o.Do |= DoDrop
-			case r.Pair.IsZero() && e.Att == r.Att:
-				r.Pair = e.D
-			default:
-				o.Do |= DoMark
-			}
-		case Absent:
+		switch {
+		case r.State == Ended && e.D == r.Pair:
+			o.Do |= DoDrop
+		case r.State == Ended && r.Pair.IsZero() && e.Att == r.Att:
+			r.Pair = e.D
+		case r.State == Absent, r.State == Ended, e.Att != r.Att: // of an attempt that is not open here
 			o.Do |= DoMark
+		case r.State == Unbound:
+			r.Pair = e.D
+			r.endSource(cause(e.Reason), false, o)
+		case r.State == Offered && e.D == r.Pair:
+			r.endSource(cause(e.Reason), false, o)
 		default:
 			o.Do |= DoDrop
 		}
@@ -567,7 +554,7 @@ func (r *Record) aborted(e *Event, o *Out) {
 		switch {
 		case (r.State == Opened || r.State == Registered) && e.Att == r.Att:
 			r.endDestination(cause(e.Reason), false, o)
-		case r.State == Bound, r.State == Ended && e.Att == r.Att:
+		case (r.State == Bound || r.State == Ended) && e.Att == r.Att:
 			o.Do |= DoDrop
 		default:
 			o.Do |= DoMark

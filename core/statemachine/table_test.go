@@ -244,7 +244,10 @@ func TestFramesAtP(t *testing.T) {
 	a := abort(Opener{}, d, att)
 	check(t, "Abort(d), D unbound", []row{
 		{"B same att", pB, a, "ended(peer_aborted) pair=d Drained(s,d) cancel drop_placeholder"},
-		{"B other att", pB, abort(Opener{}, d, att+1), "drop_placeholder drop"},
+		{"B other att", pB, abort(Opener{}, d, att+1), "mark drop_placeholder"},
+		{"O other att", pO, abort(Opener{}, d2, att+1), "mark drop_placeholder"},
+		{"W other att", pW, abort(Opener{}, d2, att+1), "mark drop_placeholder"},
+		{"C other att", pC, abort(Opener{}, d2, att+1), "mark drop_placeholder"},
 		{"O", pO, a, "ended(peer_aborted) Drained(s,d) cancel drop_placeholder"},
 		{"O other d", pO, abort(Opener{}, d2, att), "drop_placeholder drop"},
 		{"W", pW, a, "drop_placeholder drop"},
@@ -318,6 +321,7 @@ func TestFramesAtD(t *testing.T) {
 		{"R", dR, abort(s, Opener{}, att), "ended(peer_aborted) pages=quiet revoke"},
 		{"R other att", dR, abort(s, Opener{}, att+1), "mark"},
 		{"W", dW, abort(s, Opener{}, att), "drop"},
+		{"W other att", dW, abort(s, Opener{}, att+1), "mark"},
 		{"T same att", dT, abort(s, Opener{}, att), "drop"},
 		{"T other att", dT, abort(s, Opener{}, att+1), "mark"},
 		{"–", dAbsent, abort(s, Opener{}, att), "mark"},

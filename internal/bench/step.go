@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"time"
@@ -67,8 +68,8 @@ func runStep(ctx context.Context, o Options) ([]Result, error) {
 			Note: fmt.Sprintf("%d events a life, %d a step; %.0f ns an event in the fastest tenth of %d rounds, %.0f in the median", len(l.life), c.batch, event, len(m.rounds), m.rounds[len(m.rounds)/2]),
 		}
 		allocs := Result{
-			Name: c.name + "_allocations", Value: float64(m.mallocs / uint64(m.events)), Unit: "allocations/event", Better: Lower, Samples: m.events,
-			Note: fmt.Sprintf("rounded down; %d in all", m.mallocs),
+			Name: c.name + "_allocations", Value: math.Round(1000*float64(m.mallocs)/float64(m.events)) / 1000, Unit: "allocations/event", Better: Lower, Samples: m.events,
+			Note: fmt.Sprintf("rounded to a thousandth; %d in all", m.mallocs),
 		}
 		if c.batch == stepBatch {
 			allocs.Target = &Target{Of: OfValue, Limit: 0}
