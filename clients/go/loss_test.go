@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -248,6 +249,123 @@ func TestRedialOutlivesTheNextEngine(t *testing.T) {
 	r := open(t, n, 1)
 	if err := r.Send(within(t), client.Chunk{Parts: []client.Part{{Pool: p, Pages: []int32{1}}}, Last: true}); err != nil {
 		t.Error(err)
+	}
+}
+
+// A Redial that times out while an engine takes the memory leaves its canary there. The next one must put
+// back what the worker had, not the canary; and what the worker wrote since is the worker's.
+func TestRedialThatTimedOutKeepsTheBytesUnderTheCanary(t *testing.T) {
+	if err := client.LeaseProof(); err != nil {
+		t.Skip(err)
+	}
+	for _, test := range []struct {
+		name           string
+		answers, write bool   // the engine answers the canary late; the worker writes after the failure
+		proof          bool   // the worker looks at the proof before it redials
+		want           string // under the canary, in the end
+	}{
+		{name: "canary not answered", want: "KVCACHE!"},
+		{name: "canary answered late", answers: true, want: "KVCACHE!"},
+		{name: "proof before the next redial", answers: true, proof: true, want: "KVCACHE!"},
+		{name: "written since", write: true, want: "newbytes"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			e := workertest.Start(t, &workertest.Engine{})
+			c := dial(t, e, client.Options{Slots: 4})
+			region, p := pool(t, c)
+			at := region.Bytes()[len(region.Bytes())-8:]
+			copy(at, "KVCACHE!")
+			e.Stop()
+			<-c.Done()
+			second := &workertest.Engine{Config: workerapi.Config{Socket: e.Config.Socket}, Late: make(chan struct{}), Silent: !test.answers}
+			workertest.Start(t, second)
+			ctx := within(t)
+			for patience := 100 * time.Millisecond; string(at) == "KVCACHE!"; patience *= 2 { // the hello may take as long
+				short, cancel := context.WithTimeout(ctx, patience)
+				_, err := c.Redial(short)
+				cancel()
+				if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+					t.Fatalf("redial to an engine that does not answer: %v", err)
+				}
+			}
+			if region.Reusable() {
+				t.Error("reusable while the engine has the memory")
+			}
+			canary := string(at)
+			close(second.Late)
+			if test.answers {
+				workertest.WaitFor(t, "the late answer", func() bool { return string(at) != canary })
+			}
+			if test.write {
+				copy(at, "newbytes")
+			}
+			second.CloseMemory()
+			if test.proof {
+				workertest.WaitFor(t, "the proof", region.Reusable)
+				if string(at) != test.want {
+					t.Errorf("with the proof: %q, want %q", at, test.want)
+				}
+			}
+			second.Stop()
+			workertest.Start(t, &workertest.Engine{Config: workerapi.Config{Socket: e.Config.Socket}})
+			n, err := c.Redial(ctx)
+			if err != nil {
+				t.Fatalf("the next redial: %v", err)
+			}
+			defer n.Close()
+			if string(at) != test.want {
+				t.Errorf("the worker's bytes are %q, want %q", at, test.want)
+			}
+			r := open(t, n, 1)
+			if err := r.Send(ctx, client.Chunk{Parts: []client.Part{{Pool: p, Pages: []int32{1}}}, Last: true}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// An answer that comes after AddRegion gave up puts the worker's bytes back, and the session has the region.
+func TestAddRegionThatTimedOutPutsTheBytesBack(t *testing.T) {
+	for _, refusal := range []error{nil, errors.New("no room")} {
+		t.Run(fmt.Sprint("refusal=", refusal), func(t *testing.T) {
+			e := workertest.Start(t, &workertest.Engine{Late: make(chan struct{}), Unready: refusal})
+			c := dial(t, e, client.Options{Slots: 4})
+			region, err := client.NewRegion(4096)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer region.Close()
+			at := region.Bytes()[4096-8:]
+			copy(at, "KVCACHE!")
+			short, cancel := context.WithTimeout(within(t), 50*time.Millisecond)
+			defer cancel()
+			if err := c.AddRegion(short, region); !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatal(err)
+			}
+			if string(at) == "KVCACHE!" {
+				t.Error("the canary is gone before its answer")
+			}
+			close(e.Late)
+			workertest.WaitFor(t, "the worker's bytes", func() bool { return string(at) == "KVCACHE!" })
+			_, err = c.AddPool(within(t), client.Pool{Pages: 1, Tensors: []client.Tensor{{Region: region, PageBytes: 4096}}})
+			if (err == nil) != (refusal == nil) {
+				t.Errorf("a pool in it: %v", err)
+			}
+			if refusal != nil || client.LeaseProof() != nil {
+				return
+			}
+			e.Stop()
+			<-c.Done()
+			workertest.Start(t, &workertest.Engine{Config: workerapi.Config{Socket: e.Config.Socket}})
+			n, err := c.Redial(within(t))
+			if err != nil {
+				t.Fatalf("redial with a region that was ready late: %v", err)
+			}
+			defer n.Close()
+			if string(at) != "KVCACHE!" {
+				t.Errorf("after redial: %q", at)
+			}
+		})
 	}
 }
 

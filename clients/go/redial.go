@@ -39,7 +39,10 @@ const (
 // Redial returns, the pages of all of them are reusable. Retrying a request that failed with engine_lost
 // is the router's business: a new attempt, opened with the new client.
 //
-// An error leaves the old client as it was, so that Redial may be called again. It is
+// An error leaves the old client as it was, so that Redial may be called again. So is the memory, except
+// that the last aligned eight bytes of a region that an engine did not get to take before ctx ended, or
+// refused, are undefined until its Region.Reusable says true; the next Redial sees to that, too. The
+// error is
 //   - ErrAlive while the session lives, ErrClosed after Close;
 //   - ErrNotReusable when ctx ended and somebody may still write to a region, or at once where this
 //     machine gives no proof (LeaseProof): then make new memory, and Dial;
@@ -80,6 +83,9 @@ func (c *Client) follow(ctx context.Context, regions []*Region, pools []Pool) (*
 	}
 	if err != nil {
 		n.Close()
+		for _, r := range regions {
+			r.Reusable() // where the proof is there already, the memory is as it was, too
+		}
 		return nil, err
 	}
 	return n, nil

@@ -2,8 +2,6 @@ package client
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -24,6 +22,8 @@ type Region struct {
 	lease  int     // our end of the lease, -1 before it was handed out
 	writer bool    // somebody else may hold it writable
 	closed bool
+
+	canary canary
 }
 
 // NewRegion makes memory of size bytes that no engine knows yet. It is zero and untouched.
@@ -49,6 +49,8 @@ func NewRegion(size int64) (*Region, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("region of %d bytes: map: %w", size, err)
 	}
+	r.canary.offset = int(size-8) &^ 7
+	r.canary.at = r.mem[r.canary.offset:][:8]
 	// A child must not keep the pages writable behind our back.
 	if err := unix.Madvise(r.mem, unix.MADV_DONTFORK); err != nil {
 		r.Close()
@@ -72,7 +74,10 @@ func (c *Client) CreateRegion(ctx context.Context, size int64) (*Region, error) 
 
 // AddRegion hands a region to the engine and returns when every backend is ready with it. The last
 // aligned eight bytes are used for a moment to prove that both sides see the same memory, then put
-// back. A region that was with an engine that is gone is accepted again once it is Reusable.
+// back: with the answer, also one that comes after ctx has ended. After an error they are undefined
+// until then, or until the session is over and Reusable says true: do not use them before. A region
+// whose answer is late stays with the session, which has it once the answer is there. A region that was
+// with an engine that is gone is accepted again once it is Reusable.
 func (c *Client) AddRegion(ctx context.Context, r *Region) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,31 +106,29 @@ func (c *Client) AddRegion(ctx context.Context, r *Region) error {
 	}
 	r.id, r.owner, r.lease, r.writer = id, c, pair[0], true
 
-	off := (len(r.mem) - 8) &^ 7
-	at := r.mem[off : off+8]
-	var before, canary [8]byte
-	copy(before[:], at)
-	rand.Read(canary[:])
-	copy(at, canary[:])
-	want := binary.LittleEndian.Uint64(canary[:])
+	want := r.canary.paint()
 	p, err := c.start(ctx, map[string]any{
-		"t": "region_add", "region": id, "size": len(r.mem), "canary_offset": off, "canary": want,
-	}, nil, []int{out, pair[1]}, nil)
-	if err == nil {
-		err = p.Wait(ctx)
-	}
-	if err == nil && binary.LittleEndian.Uint64(at) != ^want {
-		err = errors.New("the engine's backends do not see this memory: their mapping is private")
-	}
-	if p == nil || ctx.Err() == nil { // else a backend may still answer the canary
-		copy(at, before[:])
+		"t": "region_add", "region": id, "size": len(r.mem), "canary_offset": r.canary.offset, "canary": want,
+	}, nil, []int{out, pair[1]}, func(a *answer) error {
+		refused := a.err() != nil
+		if seen := r.canary.answered(want, !refused); refused {
+			return nil // finish says so
+		} else if !seen {
+			return errors.New("the engine's backends do not see this memory: their mapping is private")
+		}
+		c.mu.Lock()
+		c.ready = append(c.ready, r)
+		c.mu.Unlock()
+		return nil
+	})
+	if err != nil {
+		r.canary.uncover() // nothing was sent
+	} else if err = p.Wait(ctx); err != nil {
+		r.freeLocked() // where the proof is there already, the memory is as it was
 	}
 	if err != nil {
 		return fmt.Errorf("region %d: %w", id, err)
 	}
-	c.mu.Lock()
-	c.ready = append(c.ready, r)
-	c.mu.Unlock()
 	return nil
 }
 
@@ -140,7 +143,8 @@ func (r *Region) client() *Client {
 
 // Reusable reports, after the engine is gone, that no process but this one can write to the region any
 // more: a read lease on the handed-out file is granted only when no writable descriptor or mapping of
-// it is left. While the session lives it is false; rooms know then.
+// it is left. With that proof the eight bytes that an unanswered AddRegion used are what they were.
+// While the session lives it is false; rooms know then.
 func (r *Region) Reusable() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -150,6 +154,7 @@ func (r *Region) Reusable() bool {
 func (r *Region) freeLocked() bool {
 	if r.writer && !r.closed && leaseProof() == nil && noWriter(r.memfd) {
 		r.writer = false
+		r.canary.uncover()
 	}
 	return !r.writer
 }
@@ -163,6 +168,7 @@ func (r *Region) Close() error {
 		return nil
 	}
 	r.closed = true
+	r.canary.close()
 	if c := r.owner; c != nil {
 		c.mu.Lock()
 		delete(c.regions, r.id)

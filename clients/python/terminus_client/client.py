@@ -13,8 +13,8 @@ from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional,
 
 from . import frames
 from .connection import Connection, Pending
-from .errors import (BadField, BadState, Draining, EngineLost, LimitExceeded, NoBackend, NotReusable, ProtocolError,
-                     Refused, RequestTimeout, TerminusError)
+from .errors import (BadField, BadMemory, BadState, Draining, EngineLost, LimitExceeded, NoBackend, NotReusable,
+                     ProtocolError, Refused, TerminusError)
 from .memory import Region, Staging, Tensor, proof_works
 from .room import Room, _Fixed, _NotYet
 from .status import COUNTER, KVPoll, Residency, StatusPage
@@ -151,25 +151,38 @@ class Client:
 
     def add_region(self, region: Region, timeout: float = _REGION_TIMEOUT) -> None:
         """Registers memory with every backend. A region that was with a session which is over is taken again once
-        it is `released`: so a worker keeps its memory when the engine restarts. 8 bytes of it are used meanwhile."""
+        it is `released`: so a worker keeps its memory when the engine restarts.
+
+        The last aligned 8 bytes are used meanwhile and then put back: with the answer, also a late one. After an
+        error they are undefined until then, or until the session is over and `Region.released` says True: do not use
+        them before. A region whose request timed out stays with the session, which has it once the answer is there."""
         with self._memory_lock:
             number = len(self._regions) + 1
             with region._hand_out(self, number) as (memory, lease, offset, canary):
                 with self._lock:
                     self._regions.append(region)
-                pending: Pending[None] = self._connection.submit(
-                    frames.fields({"t": "region_add", "region": number, "size": region.size, "canary_offset": offset,
-                                   "canary": canary}), fds=(memory, lease))
-        try:
-            pending.result(timeout)
-        except RequestTimeout:
-            raise  # the canary may still be answered
-        except TerminusError:
-            region._check_canary(refused=True)
-            raise
-        region._check_canary()
-        with self._lock:
-            self._ready.append(region)
+
+                def then(answer: Dict[str, Any], payload: bytes) -> bool:
+                    seen = region._answered(canary, ready=True)
+                    if seen:
+                        with self._lock:
+                            self._ready.append(region)
+                    return seen
+
+                def failed(error: TerminusError) -> None:
+                    if not isinstance(error, EngineLost):  # else the canary may still be answered
+                        region._answered(canary, ready=False)
+
+                try:
+                    pending: Pending[bool] = self._connection.submit(
+                        frames.fields({"t": "region_add", "region": number, "size": region.size,
+                                       "canary_offset": offset, "canary": canary}),
+                        fds=(memory, lease), then=then, failed=failed)
+                except TerminusError as e:  # nothing was sent, unless the engine was lost
+                    failed(e)
+                    raise
+        if not pending.result(timeout):
+            raise BadMemory("the engine's write is not seen through this mapping", field="canary")
 
     def add_pool(self, pages: int, tensors: Sequence[Tensor], timeout: float = _REGION_TIMEOUT) -> int:
         """Declares a pool of pages over tensors that share page ids, and returns its number."""
@@ -304,7 +317,9 @@ class Client:
 
         Raises BadState while the session lives and after close; NotReusable when somebody may still write to a
         region (at once where `provable` is False: then make new memory and a new Client); else what the last try
-        met. After an error this client is as it was, so redial may be called again."""
+        met. After an error this client is as it was, so redial may be called again. So is the memory, except that
+        the last aligned 8 bytes of a region that an engine did not get to take in time, or refused, are undefined
+        until its `Region.released` says True; the next redial sees to that, too."""
         if self._closing or self.loss_reason != "engine_lost":
             raise BadState("the client was closed")
         if self.lost is None:
@@ -338,6 +353,8 @@ class Client:
                 client.add_pool(pages, tensors, max(deadline - time.monotonic(), 0.0))
         except BaseException:
             client.close()
+            for region in regions:
+                region.released()  # where the proof is there already, the memory is as it was, too
             raise
         return client
 

@@ -12,7 +12,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any, Iterator, List, NamedTuple, Optional, Sequence
 
-from .errors import BadField, BadMemory, LimitExceeded, NotReusable
+from .errors import BadField, LimitExceeded, NotReusable
 from .frames import PageIds, page_ids
 
 if TYPE_CHECKING:
@@ -79,8 +79,9 @@ class Region:
             os.close(self._fd)
             raise
         self._lease: Optional[socket.socket] = None  # an attribute: closed by the collector it would be a false EOF
+        self._lock = threading.Lock()  # hand-out, proof and canary; close goes without, a collector may run it
         self._canary = 0
-        self._under_canary = b""
+        self._under_canary: Optional[bytes] = None  # what the canary covers, while somebody may still write there
         self.buf = memoryview(self._map)
         """The memory, writable."""
 
@@ -88,38 +89,60 @@ class Region:
     def _hand_out(self, client: "Client", number: int) -> "Iterator[tuple[int, int, int, int]]":
         """Paints the canary and yields what the engine gets: a re-opened descriptor (never the memfd), the far end
         of a new lease, the canary's offset and value. Both descriptors are closed at exit."""
-        if self._held() or self._owner is not None and not self.released():
-            raise NotReusable(f"region {self.number} is with an engine still", field="region", rule="R4")
         near, far = socket.socketpair()
         near.setblocking(False)
         out = -1
         try:
-            out = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
-            if self._lease is not None:
-                self._lease.close()
-            self._lease, self._owner, self.number, self._proven = near, client, number, False
-            self._canary = secrets.randbits(64)
-            at = self._canary_at()
-            self._under_canary = bytes(at)
-            at[:] = self._canary.to_bytes(8, "little")
-            yield out, far.fileno(), (self.size - 8) & ~7, self._canary
+            with self._lock:
+                if self._held() or self._owner is not None and not self._prove():
+                    raise NotReusable(f"region {self.number} is with an engine still", field="region", rule="R4")
+                out = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+                if self._lease is not None:
+                    self._lease.close()
+                self._lease, self._owner, self.number, self._proven = near, client, number, False
+                self._canary = canary = secrets.randbits(64)
+                at = self._canary_at()
+                self._under_canary = bytes(at)  # the worker's own: the proof above put back what an older one covered
+                at[:] = canary.to_bytes(8, "little")
+            yield out, far.fileno(), (self.size - 8) & ~7, canary
         finally:
             far.close()
             if out >= 0:
                 os.close(out)
+            if self._lease is not near:
+                near.close()
 
     def _canary_at(self) -> memoryview:
         offset = (self.size - 8) & ~7
         return self.buf[offset:offset + 8]
 
-    def _check_canary(self, refused: bool = False) -> None:
-        """Puts back what the canary covered. Raises BadMemory unless its complement stands there: written by the
-        engine through its own mapping."""
-        at = self._canary_at()
-        seen = int.from_bytes(at, "little")
-        at[:] = self._under_canary
-        if not refused and seen != self._canary ^ _ALL:
-            raise BadMemory("the engine's write is not seen through this mapping", field="canary")
+    def _answered(self, canary: int, ready: bool) -> bool:
+        """Called with the engine's answer to the hand-out of that canary, however late: puts back what it covered.
+        Whether its complement stood there, written by the engine through its own mapping. After a refusal a plugin
+        may still write it, so the bytes are kept until the proof."""
+        with self._lock:
+            if self._under_canary is None or self._canary != canary:
+                return False  # an answer of a session before the last hand-out
+            try:
+                seen = int.from_bytes(self._canary_at(), "little") == canary ^ _ALL
+            except ValueError:
+                return False  # closed meanwhile
+            self._uncover(last=ready and seen)
+            return seen
+
+    def _uncover(self, last: bool) -> None:
+        """Puts back what the canary covers, unless the worker has written there since. last: nobody writes it any
+        more. Called with _lock."""
+        if self._under_canary is None:
+            return
+        try:
+            at = self._canary_at()
+            if int.from_bytes(at, "little") in (self._canary, self._canary ^ _ALL):
+                at[:] = self._under_canary
+        except ValueError:
+            pass  # closed meanwhile
+        if last:
+            self._under_canary = None
 
     def _held(self) -> bool:
         """Whether it is with a session that lives."""
@@ -127,7 +150,12 @@ class Region:
 
     def released(self) -> bool:
         """Whether the engine and every plugin are provably unable to write here: end of the lease, then the
-        proof by writers_gone. True only after the session has ended (or before the first began)."""
+        proof by writers_gone. True only after the session has ended (or before the first began). With the proof
+        the 8 bytes that an unanswered add_region used are what they were."""
+        with self._lock:
+            return self._prove()
+
+    def _prove(self) -> bool:
         if not self._proven:
             if self._fd < 0 or self._owner is None or self._lease is None or self._owner.lost is None:
                 return False
@@ -142,6 +170,8 @@ class Region:
                 self._proven = writers_gone(self._fd)
             except OSError:
                 return False
+            if self._proven:
+                self._uncover(last=True)
         return self._proven
 
     def __del__(self) -> None:

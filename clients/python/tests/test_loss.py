@@ -10,9 +10,9 @@ import threading
 import unittest
 
 import support
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, Session
 from terminus_client import (BadDescriptor, BadState, Client, ConnectFailed, EngineLost, KVPoll, NotReusable, Region,
-                             Residency, Tensor)
+                             RequestTimeout, Residency, Tensor)
 from terminus_client.memory import proof_works, writers_gone
 
 FAKE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fake_engine.py")
@@ -246,6 +246,93 @@ class InProcess(LossCase):
             self.engine.session.regions = {}
             self.assertTrue(room.wait_reusable(20))
             self.assertEqual(room.residency(), Residency.FENCED)
+
+    def test_redial_that_timed_out_keeps_the_bytes_under_the_canary(self):
+        """The next redial puts back what the worker had, not the canary that the one before left there."""
+        for answers, write, proof, want in ((False, False, False, b"KVCACHE!"), (True, False, False, b"KVCACHE!"),
+                                            (True, False, True, b"KVCACHE!"), (False, True, False, b"newbytes")):
+            with self.subTest(answers=answers, write=write, proof=proof):
+                c = Client(self.path, "g", "source")
+                self.addCleanup(c.close)
+                region = c.create_region(4096)
+                c.add_pool(1, [Tensor(region, 0, 4096, 4096)])
+                region.buf[-8:] = b"KVCACHE!"
+                self.lose(c)
+                held = []
+                self.engine.on["region_add"] = lambda *request: held.append(request)
+                patience = 0.2
+                while bytes(region.buf[-8:]) == b"KVCACHE!":  # the hello may take as long
+                    self.assertRaises((RequestTimeout, ConnectFailed), c.redial, patience)
+                    patience *= 2
+                self.eventually(lambda: held)
+                self.assertFalse(region.released())
+                del self.engine.on["region_add"]
+                session, header, payload, fds = held[0]
+                if answers:
+                    Session.do_region_add(session, header, payload, fds)
+                else:
+                    for fd in fds:
+                        os.close(fd)
+                if write:
+                    region.buf[-8:] = b"newbytes"
+                self.drop(session)
+                if proof:
+                    self.eventually(region.released)
+                    self.assertEqual(bytes(region.buf[-8:]), want)
+                n = c.redial(20)
+                self.addCleanup(n.close)
+                self.assertEqual(bytes(region.buf[-8:]), want)
+                self.assertIsNone(n.open(1).send([(0, [0])], last=True))
+
+    def test_add_region_that_timed_out_puts_the_bytes_back(self):
+        """With the late answer; and a region that is ready late follows a redial, too."""
+        for refused in (False, True):
+            with self.subTest(refused=refused), Client(self.path, "g", "source") as c:
+                held = []
+                self.engine.on["region_add"] = lambda *request: held.append(request)
+                region = Region(4096)
+                region.buf[-8:] = b"KVCACHE!"
+                self.assertRaises(RequestTimeout, c.add_region, region, 0.05)
+                self.assertNotEqual(bytes(region.buf[-8:]), b"KVCACHE!")
+                self.eventually(lambda: held)
+                del self.engine.on["region_add"]
+                session, header, payload, fds = held[0]
+                answer = Session.do_region_add(session, header, payload, fds)
+                if refused:
+                    answer = session.error("no_backend", "region")
+                session.write({"t": "ok", **answer, "seq": header["seq"]})
+                self.eventually(lambda: bytes(region.buf[-8:]) == b"KVCACHE!")
+                if not refused:
+                    self.assertEqual(c.add_pool(1, [Tensor(region, 0, 4096, 4096)]), 0)
+                    self.lose(c)
+                    n = c.redial(20)
+                    self.addCleanup(n.close)
+                    self.assertEqual(bytes(region.buf[-8:]), b"KVCACHE!")
+
+    def test_add_region_that_was_not_sent_puts_the_bytes_back(self):
+        with Client(self.path, "g", "source") as c:
+            region = Region(4096)
+            region.buf[-8:] = b"KVCACHE!"
+
+            def submit(*args, **kwargs):
+                raise RequestTimeout("nothing was sent")
+            c._connection.submit = submit
+            self.assertRaises(RequestTimeout, c.add_region, region)
+            self.assertEqual(bytes(region.buf[-8:]), b"KVCACHE!")
+
+    def drop(self, session):
+        """The engine gives the memory of a session back."""
+        for mapped, lease in session.regions.values():
+            mapped.close()
+            os.close(lease)
+        session.regions = {}
+
+    def lose(self, c):
+        """The engine is gone, with its memory; the listener stays for the next session."""
+        session = self.engine.session
+        session.conn.shutdown(socket.SHUT_RDWR)
+        self.eventually(lambda: c.lost is not None)
+        self.drop(session)
 
     def test_no_proof_here(self):
         with Client(self.path, "g", "source") as c:
