@@ -38,6 +38,9 @@ func (a *app) remembered(callErr error, room int64) ([]admin.RoomInfo, error) {
 	if n := len(log.Entries); n > 0 {
 		last = "its last record is " + age(int64(time.Since(log.Entries[n-1].At))) + " old"
 	}
+	if log.Damaged > 0 {
+		last += "; left out: " + count(log.Damaged, "damaged record")
+	}
 	if len(rooms) == 0 {
 		return nil, fmt.Errorf("engine %s is not running, and the flight recorder of its incarnation %d has nothing of room %d (%s)", log.Node, log.Incarnation, room, last)
 	}
@@ -45,7 +48,7 @@ func (a *app) remembered(callErr error, room int64) ([]admin.RoomInfo, error) {
 	if !gone {
 		what = "was started again"
 	}
-	fmt.Fprintf(a.stderr, "engine %s %s; this is from the flight recorder of its incarnation %d, %s\n", log.Node, what, log.Incarnation, last)
+	fmt.Fprintf(a.stderr, "engine %s %s; this is from the flight recorder of its incarnation %d, %s\n", printable(log.Node, ""), what, log.Incarnation, last)
 	return rooms, nil
 }
 
@@ -74,9 +77,10 @@ func past(log *flight.Log, room int64, now time.Time) []admin.RoomInfo {
 			found[k] = r
 			order = append(order, k)
 		}
+		if s := e.State.String(); e.State != statemachine.Absent && s != r.State { // the ring may have lost the change
+			r.State, r.SinceNS = s, ago
+		}
 		switch e.Kind {
-		case core.RecState:
-			r.State, r.SinceNS = e.State.String(), ago
 		case core.RecResidency:
 			r.Residency = e.Residency.String()
 		case core.RecReleased:
@@ -108,9 +112,13 @@ func whyPast(r admin.RoomInfo) string {
 	if r.State == statemachine.Ended.String() {
 		return fmt.Sprintf("%s ended %s ago: %s (%s); its pages were %s.", who, age(r.SinceNS), r.Status, r.Reason, r.Residency)
 	}
+	state := r.State
+	if state == "" {
+		state = "open"
+	}
 	with := ""
 	if r.Peer != "" {
 		with = " with " + r.Peer
 	}
-	return fmt.Sprintf("%s was %s%s since %s ago, its pages %s, when the engine died; its worker reads Failed (engine_lost).", who, r.State, with, age(r.SinceNS), r.Residency)
+	return fmt.Sprintf("%s was %s%s since %s ago, its pages %s, when the engine died; its worker reads Failed (engine_lost).", who, state, with, age(r.SinceNS), r.Residency)
 }

@@ -2,13 +2,17 @@ package main
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	client "github.com/terminus-kv/terminus/clients/go"
+	"github.com/terminus-kv/terminus/core"
+	"github.com/terminus-kv/terminus/core/statemachine"
 	"github.com/terminus-kv/terminus/internal/admin"
+	"github.com/terminus-kv/terminus/internal/flight"
 )
 
 // The history of a room is read after its engine was killed, and after the next one runs.
@@ -72,6 +76,9 @@ func TestRoomsOfADeadEngine(t *testing.T) {
 	has(out, "room 7 (source) was unbound", "when the engine died; its worker reads Failed (engine_lost)")
 	out, _ = say(exitOK, "rooms", "get", "7", "--node", "n1")
 	has(out, "engine_lost", "opened by the worker", "state unbound")
+	if strings.Contains(out, "groups") {
+		t.Errorf("the recorder knows no groups:\n%s", out)
+	}
 	out, _ = say(exitOK, "rooms", "why", "8", "--node", "n1")
 	has(out, "room 8 (source) ended", "Failed (aborted)")
 	_, errOut = say(exitFailed, "rooms", "get", "9", "--node", "n1")
@@ -87,4 +94,46 @@ func TestRoomsOfADeadEngine(t *testing.T) {
 	has(errOut, "no record of room 9")
 	p.cmd.Process.Kill()
 	p.cmd.Wait()
+}
+
+// What stands in a damaged file was printed as "(invalid) was  with", and drove the terminal.
+func TestDamagedFlightRecorder(t *testing.T) {
+	dir := runtimeDir(t)
+	node := filepath.Join(dir, "n1")
+	if err := os.Mkdir(node, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f, err := flight.Create(node, "n1\x1b[31m", 3, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := core.Record{Kind: core.RecOpen, Role: statemachine.Source, Room: 7, Own: statemachine.Opener{Inc: 3, Seq: 1}}
+	bad, in := open, open
+	bad.Role = 9
+	in.Kind, in.Frame, in.State, in.Detail = core.RecOpEnd, core.FrameRegister, statemachine.Confirmed, "red \x1b[31m, \u009b2J"
+	in.End = core.EndFailed
+	only := open
+	only.Room = 8
+	if err := f.Add(time.Now(), []core.Record{open, bad, in, only}, func(core.PeerID) string { return "d" }); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	env := []string{"TERMINUS_RUNTIME_DIR=" + dir}
+	for args, want := range map[string][]string{
+		"rooms why 7": {"room 7 (source) was confirmed with d"}, "rooms why 8": {"room 8 (source) was open with d"},
+		"rooms get 7": {`operation failed (red \u001b[31m, \u009b2J)`}, "rooms get 7 -o yaml": {`red \u001b[31m, \u009b2J`}, "rooms get 7 -o json": {`red \u001b[31m, \u009b2J`},
+	} {
+		code, out, errOut := command(t, env, append(strings.Fields(args), "--node", "n1")...)
+		if code != exitOK || !strings.Contains(errOut, `engine n1\u001b[31m is not running`) || !strings.Contains(errOut, "left out: 1 damaged record") {
+			t.Errorf("%s: exit %d: %q", args, code, errOut)
+		}
+		for _, w := range want {
+			if !strings.Contains(out, w) {
+				t.Errorf("%s: no %q in\n%s", args, w, out)
+			}
+		}
+		if both := out + errOut; strings.ContainsAny(both, "\x1b\u009b") || strings.Contains(both, "invalid") {
+			t.Errorf("%s: %q", args, both)
+		}
+	}
 }

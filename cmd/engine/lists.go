@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -34,7 +35,14 @@ func newPlugins(a *app) *cobra.Command {
 						t.row(p.Name, p.Kind, p.Version, stateCell(p.State), "", "", "", "", "", "", p.Restarts, p.Detail)
 					}
 					for _, e := range p.Epochs {
-						t.row(p.Name, p.Kind, p.Version, stateCell(p.State), fmt.Sprintf("%d %s", e.Epoch, e.State), e.PID, age(e.UptimeNS), age(e.BeatAgeNS)+" ago", e.Busy, e.Ops, p.Restarts, p.Detail)
+						pid, up := "", "" // of a process that is gone
+						if e.PID != 0 {
+							pid = strconv.Itoa(e.PID)
+						}
+						if e.UptimeNS != 0 {
+							up = age(e.UptimeNS)
+						}
+						t.row(p.Name, p.Kind, p.Version, stateCell(p.State), fmt.Sprintf("%d %s", e.Epoch, e.State), pid, up, ago(e.BeatAgeNS, ""), e.Busy, e.Ops, p.Restarts, p.Detail)
 					}
 				}
 			})
@@ -61,7 +69,7 @@ func newPeers(a *app) *cobra.Command {
 			return list(a, ps, func(t *table) {
 				t.row("NODE", "STATE", "FOR", "HEARD", "INCARNATION", "ADDRESS", "LINK", "BACKENDS", "ROOMS", "OPS", "DETAIL")
 				for _, p := range ps {
-					t.row(p.Node, stateCell(p.State), age(p.SinceNS), age(p.HeardNS)+" ago", p.Incarnation, p.Address, link(p), strings.Join(p.Backends, ","), p.Rooms, p.OpsOut, p.Detail)
+					t.row(p.Node, stateCell(p.State), age(p.SinceNS), ago(p.HeardNS, "never"), p.Incarnation, p.Address, link(p), strings.Join(p.Backends, ","), p.Rooms, p.OpsOut, p.Detail)
 				}
 			})
 		},

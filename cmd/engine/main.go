@@ -23,7 +23,7 @@ func main() {
 		os.Exit(benchChild(os.Args[2:]))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once; newRun says so
 	code := execute(ctx, newApp(os.Stdout, os.Stderr, os.Environ()), os.Args[1:])
 	stop()
 	os.Exit(code)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
@@ -50,9 +51,10 @@ func (a *app) encode(v any, indent bool) ([]byte, error) {
 		if b, err = yaml.JSONToYAML(b); err != nil {
 			return nil, fmt.Errorf("write the result: %w", err)
 		}
-		return b, nil
+	} else {
+		b = append(b, '\n')
 	}
-	return append(b, '\n'), nil
+	return []byte(printable(string(b), "\n")), nil
 }
 
 // table is rows of cells, the first row the header.
@@ -94,7 +96,9 @@ func (t *table) row(cells ...any) {
 func (t *table) write(w io.Writer) error {
 	widths := t.widths
 	for _, r := range t.rows {
-		for i, c := range r {
+		for i := range r {
+			c := &r[i]
+			c.text = printable(c.text, "")
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}
@@ -156,6 +160,31 @@ func age(ns int64) string {
 		return d.Round(time.Second).String()
 	}
 	return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
+}
+
+// ago is an age for people, or never when there is none.
+func ago(ns int64, never string) string {
+	if ns == 0 {
+		return never
+	}
+	return age(ns) + " ago"
+}
+
+// printable writes control characters, other than those of keep, as a string of JSON does: a detail that
+// came from elsewhere, or from a file, must not drive the terminal.
+func printable(s, keep string) string {
+	if !strings.ContainsFunc(s, unicode.IsControl) {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		if unicode.IsControl(r) && !strings.ContainsRune(keep, r) {
+			fmt.Fprintf(&b, "\\u%04x", r)
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
 }
 
 // size writes bytes for people.

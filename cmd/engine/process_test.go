@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	client "github.com/terminus-kv/terminus/clients/go"
 	"github.com/terminus-kv/terminus/internal/admin"
 )
 
@@ -150,6 +152,49 @@ func TestRunPair(t *testing.T) {
 		if p.stdout.Len() > 0 {
 			t.Errorf("%s wrote to stdout: %s", nodes[i], &p.stdout)
 		}
+	}
+}
+
+// A second SIGTERM during a drain ended the engine without a word.
+func TestSecondSignalIsLogged(t *testing.T) {
+	dir := runtimeDir(t)
+	node := filepath.Join(dir, "terminus", "n1")
+	p := spawn(t, dir, "run", "--set", "node=n1")
+	c := admin.NewClient(filepath.Join(node, "admin.sock"))
+	defer c.Close()
+	eventually(t, "ready", ready(c))
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	w, err := client.Dial(ctx, client.Options{
+		Socket: filepath.Join(node, "worker.sock"), Group: "g", Role: client.Source, Size: 1,
+		Layout: client.Layout{DType: "bf16", Layers: 1, KVHeads: 1, HeadDim: 64, PageTokens: 16, Kind: "mha"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if _, err := w.Open(ctx, client.OpenOptions{Room: 7}); err != nil { // the drain waits for it
+		t.Fatal(err)
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "draining", func(ctx context.Context) error {
+		st, err := c.Status(ctx)
+		if err == nil && !st.Draining {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	p.wait(t)
+	if s := p.cmd.ProcessState.Sys().(syscall.WaitStatus); !s.Signaled() || s.Signal() != syscall.SIGTERM {
+		t.Errorf("it ended with %v", p.cmd.ProcessState)
+	}
+	if !strings.Contains(p.stderr.String(), "a second signal ends the engine at once") {
+		t.Errorf("it said\n%s", &p.stderr)
 	}
 }
 

@@ -123,7 +123,9 @@ func describe(t *table, r admin.RoomInfo) {
 	t.row("opener", opener(r.Own))
 	t.row("pair", opener(r.Pair))
 	t.row("peer", r.Peer)
-	t.row("groups", r.Group+" with "+dash(r.PeerGroup))
+	if r.Group != "" { // the flight recorder of a dead engine has none
+		t.row("groups", r.Group+" with "+dash(r.PeerGroup))
+	}
 	t.row("ranks", strings.Trim(fmt.Sprint(r.Ranks), "[]"))
 	t.row("bytes", done(r))
 	t.row("ops", fmt.Sprintf("%d outstanding, %d held", r.OpsOut, r.OpsHeld))

@@ -91,7 +91,7 @@ func execute(ctx context.Context, a *app, args []string) int {
 		fmt.Fprintf(a.stderr, "engine: %v\nsee: %s --help\n", err, usage.cmd.CommandPath())
 		return exitUsage
 	}
-	fmt.Fprintf(a.stderr, "engine: %v\n", err)
+	fmt.Fprintf(a.stderr, "engine: %s\n", printable(err.Error(), "\n\t"))
 	return exitFailed
 }
 

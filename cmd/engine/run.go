@@ -2,7 +2,11 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
 	"runtime"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -35,6 +39,7 @@ Exit code 0 when nothing was cut, 1 when something failed or was cut, 2 for a wr
 				return err
 			}
 			defer limiter.Flush()
+			defer sayLast(log)()
 			floor := make([]byte, heapFloor)
 			defer runtime.KeepAlive(floor)
 			if err := node.Run(cmd.Context(), cfg, node.Options{Log: log, Limiter: limiter, Version: thisBuild().Version}); err != nil {
@@ -47,6 +52,28 @@ Exit code 0 when nothing was cut, 1 when something failed or was cut, 2 for a wr
 	c.Flags().StringArrayVar(&sets, "set", nil, "KEY=VALUE, such as limits.peer_ops=8; may be given several times")
 	_ = c.MarkFlagFilename("config", "yaml", "yml")
 	return c
+}
+
+// sayLast logs the signal that ends an engine before its drain is over: the second one, which kills the
+// process as if it had not been caught. The caller calls stop when the engine has ended.
+func sayLast(log *slog.Logger) (stop func()) {
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	ended := make(chan struct{})
+	go func() {
+		var s os.Signal
+		for range 2 {
+			select {
+			case s = <-signals:
+			case <-ended:
+				return
+			}
+		}
+		log.Error("a second signal ends the engine at once: rooms are cut without a verdict of it", "signal", s.String())
+		signal.Reset(os.Interrupt, syscall.SIGTERM)
+		_ = syscall.Kill(os.Getpid(), s.(syscall.Signal)) // a process may always signal itself
+	}()
+	return func() { signal.Stop(signals); close(ended) }
 }
 
 // heapFloor is memory that is never touched, hence never backed by pages: the garbage collector lets that

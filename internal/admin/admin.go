@@ -119,7 +119,7 @@ type Opener struct {
 
 // Clock is a running deadline.
 type Clock struct {
-	Name        string `json:"name"` // as under clocks in the configuration
+	Name        string `json:"name"` // as under clocks in the configuration, or drain.budget
 	RemainingNS int64  `json:"remaining_ns"`
 }
 
@@ -166,15 +166,16 @@ type PluginInfo struct {
 	Epochs   []PluginEpoch `json:"epochs,omitempty"`
 }
 
-// PluginEpoch is one process of a plugin.
+// PluginEpoch is one process of a plugin. What a process that is gone, or has not beaten yet, cannot have is
+// left out.
 type PluginEpoch struct {
 	Epoch     uint32 `json:"epoch"`
-	State     string `json:"state"` // ready, retiring, …
-	PID       int    `json:"pid"`
-	UptimeNS  int64  `json:"uptime_ns"`
-	BeatAgeNS int64  `json:"beat_age_ns"`
-	Busy      string `json:"busy,omitempty"` // declared long call
-	Ops       int    `json:"ops"`            // without an end
+	State     string `json:"state"` // starting, ready, gone
+	PID       int    `json:"pid,omitempty"`
+	UptimeNS  int64  `json:"uptime_ns,omitempty"`   // in its state: starting, or up
+	BeatAgeNS int64  `json:"beat_age_ns,omitempty"` // age of the last beat
+	Busy      string `json:"busy,omitempty"`        // declared long call
+	Ops       int    `json:"ops"`                   // without an end
 }
 
 // PeerInfo is another engine.
@@ -184,7 +185,7 @@ type PeerInfo struct {
 	Incarnation uint64   `json:"incarnation"`
 	State       string   `json:"state"` // connecting, ready, suspect, dead, draining, refused
 	SinceNS     int64    `json:"since_ns"`
-	HeardNS     int64    `json:"heard_ns"` // age of the last message
+	HeardNS     int64    `json:"heard_ns,omitempty"` // age of the last message; left out: none ever came
 	SameHost    bool     `json:"same_host"`
 	TLS         bool     `json:"tls"`
 	Backends    []string `json:"backends,omitempty"`

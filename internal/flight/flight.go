@@ -41,6 +41,7 @@ type Log struct {
 	Started     time.Time
 	Entries     []Entry // oldest first
 	Lost        uint64  // events before those
+	Damaged     int     // among those: records that say nothing that can be, left out
 }
 
 // The file: a header of one record's size, then the ring.
@@ -161,18 +162,17 @@ func Read(dir string, older bool) (*Log, error) {
 	}
 	l := &Log{Node: string(h[33 : 33+int(h[32])]), Incarnation: le.Uint64(h[16:]), Started: time.Unix(0, int64(le.Uint64(h[24:])))}
 	first, last := uint64(0), uint64(0)
-	numbers := map[uint64]Entry{}
+	numbers := map[uint64]Entry{} // a damaged record has no Kind
 	b := make([]byte, recordSize)
 	for at := uint64(0); at < records; at++ {
 		if _, err := io.ReadFull(f, b); err != nil {
 			break // the ring was never full, or its last record is cut
 		}
 		n := le.Uint64(b)
-		e, ok := decode(b)
-		if n == 0 || (n-1)%records != at || !ok {
+		if n == 0 || (n-1)%records != at {
 			continue
 		}
-		numbers[n] = e
+		numbers[n] = decode(b)
 		last = max(last, n)
 	}
 	// From the newest back to where the ring ends or a record is missing.
@@ -181,6 +181,10 @@ func Read(dir string, older bool) (*Log, error) {
 		if !ok {
 			break
 		}
+		if e.Kind == 0 {
+			l.Damaged++
+			continue
+		}
 		l.Entries = append(l.Entries, e)
 	}
 	slices.Reverse(l.Entries)
@@ -188,7 +192,8 @@ func Read(dir string, older bool) (*Log, error) {
 	return l, nil
 }
 
-func decode(b []byte) (Entry, bool) {
+// decode returns the zero Entry for a damaged record.
+func decode(b []byte) Entry {
 	le := binary.LittleEndian
 	e := Entry{At: time.Unix(0, int64(le.Uint64(b[8:])))}
 	r := &e.Record
@@ -201,10 +206,25 @@ func decode(b []byte) (Entry, bool) {
 	r.Frame, r.End = core.FrameKind(b[69]), core.EndKind(b[70])
 	text := b[fixedSize:]
 	p, d := int(text[0]), int(text[1])
-	if 2+p+d > len(text) {
-		return e, false
+	if 2+p+d > len(text) || !sane(r) {
+		return Entry{}
 	}
 	e.Peer = string(text[2 : 2+p])
 	r.Detail = strings.ToValidUTF8(string(text[2+p:2+p+d]), "") // it may have been cut
-	return e, true
+	return e
+}
+
+// sane reports whether the names of a record exist.
+func sane(r *core.Record) bool {
+	switch {
+	case r.Kind < core.RecOpen || r.Kind > core.RecReleased, r.Role != statemachine.Source && r.Role != statemachine.Destination,
+		r.State >= statemachine.NumStates, r.Residency > statemachine.Released, r.Reason >= statemachine.NumReasons,
+		r.Frame >= statemachine.NumFrameKinds, r.End > core.EndAborted:
+		return false
+	case r.Kind == core.RecFrameIn || r.Kind == core.RecFrameOut:
+		return r.Frame != 0
+	case r.Kind == core.RecOpEnd:
+		return r.End != 0
+	}
+	return true
 }

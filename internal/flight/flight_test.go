@@ -123,6 +123,36 @@ func TestLongText(t *testing.T) {
 	}
 }
 
+// A record whose names do not exist was shown as one of an (invalid) role; it is left out and counted, and
+// what stands before it is read all the same.
+func TestDamagedRecordsAreLeftOut(t *testing.T) {
+	frame := record(0)
+	frame.Kind = core.RecFrameIn
+	for what, damage := range map[string]func(b []byte){
+		"kind 0": func(b []byte) { b[64] = 0 }, "kind": func(b []byte) { b[64] = 99 }, "role 0": func(b []byte) { b[65] = 0 }, "role": func(b []byte) { b[65] = 3 },
+		"state": func(b []byte) { b[66] = 99 }, "residency": func(b []byte) { b[67] = 7 }, "reason": func(b []byte) { b[68] = 255 },
+		"frame": func(b []byte) { b[69] = 99 }, "no frame": func(b []byte) { b[64], b[69] = byte(core.RecFrameIn), 0 },
+		"end": func(b []byte) { b[70] = 5 }, "no end": func(b []byte) { b[70] = 0 }, "lengths": func(b []byte) { b[fixedSize] = 255 },
+	} {
+		t.Run(what, func(t *testing.T) {
+			dir := t.TempDir()
+			f, err := Create(dir, "n", 1, 8)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if err := f.Add(time.Now(), []core.Record{record(0), record(1), frame}, peerName); err != nil {
+				t.Fatal(err)
+			}
+			damage(f.mem[2*recordSize : 3*recordSize])
+			l, err := Read(dir, false)
+			if err != nil || l.Damaged != 1 || l.Lost != 0 || len(l.Entries) != 2 || l.Entries[0].Detail != "detail 0" {
+				t.Errorf("%+v, %v", l, err)
+			}
+		})
+	}
+}
+
 // A file that somebody cut short is an error, and not the death of the engine.
 func TestCutFile(t *testing.T) {
 	dir := t.TempDir()
@@ -187,7 +217,9 @@ func FuzzRead(f *testing.F) {
 			return
 		}
 		for i := range l.Entries {
-			_ = What(&l.Entries[i].Record, l.Entries[i].Peer) + l.Entries[i].State.String() + l.Entries[i].Role.String()
+			if e := &l.Entries[i]; strings.Contains(What(&e.Record, "")+e.State.String()+e.Role.String()+e.Residency.String()+e.Reason.String(), "invalid") && !strings.Contains(e.Detail, "invalid") {
+				t.Fatalf("%+v", e)
+			}
 		}
 	})
 }

@@ -77,10 +77,40 @@ func (n *Node) roomInfo(v *core.View) admin.RoomInfo {
 	if v.Clock != "" {
 		i.Clock = &admin.Clock{Name: v.Clock, RemainingNS: int64(v.Remaining)}
 	}
+	if left, cuts := n.cutIn(v); cuts {
+		i.Clock = &admin.Clock{Name: "drain.budget", RemainingNS: int64(left)}
+	}
 	if b := n.backendOf(v.Backend); b != nil && b.lane != 0 {
 		i.Lane = laneName(b.lane)
 	}
 	return i
+}
+
+// cutIn is when the drain ends a room, if that comes before every clock of the room.
+func (n *Node) cutIn(v *core.View) (left time.Duration, cuts bool) {
+	if !n.draining || v.State == statemachine.Ended {
+		return 0, false
+	}
+	left = max(time.Until(n.drainBy), 0)
+	return left, v.Clock == "" || left < v.Remaining
+}
+
+// why is View.Why, with what the core does not know: when the drain ends the room.
+func (n *Node) why(v *core.View) string {
+	s := v.Why()
+	left, cuts := n.cutIn(v)
+	if !cuts {
+		return s
+	}
+	s = strings.TrimSuffix(s, ".")
+	if i := strings.LastIndex(s, "; it fails in "); i >= 0 && v.Clock != "" {
+		s = s[:i] // that clock is not reached
+	}
+	reason := statemachine.Draining
+	if v.State == statemachine.Committed {
+		reason = statemachine.OutcomeUnknown // its peer may have judged
+	}
+	return fmt.Sprintf("%s; it ends Failed (%s) in %s, when the drain's budget is over.", s, reason, left.Round(time.Second))
 }
 
 // Rooms implements admin.Engine.
@@ -131,7 +161,7 @@ func (n *Node) Why(ctx context.Context, room int64) ([]string, error) {
 	var out []string
 	err := n.ask(ctx, func() {
 		for _, v := range n.m.Room(room) {
-			out = append(out, v.Why())
+			out = append(out, n.why(&v))
 		}
 	})
 	if err == nil && len(out) == 0 {
@@ -226,7 +256,7 @@ func (n *Node) Plugins(ctx context.Context) ([]admin.PluginInfo, error) {
 			if s.LastError != nil {
 				i.Detail = s.LastError.Error()
 			}
-			i.Epochs = []admin.PluginEpoch{{Epoch: s.Epoch, State: epochState(s.State, b.live, b.serving), PID: s.PID, UptimeNS: int64(time.Since(s.Since)), BeatAgeNS: int64(s.BeatAge), Ops: len(b.ops)}}
+			i.Epochs = []admin.PluginEpoch{epochInfo(&s, b.live, b.serving, len(b.ops))}
 			out = append(out, i)
 		}
 	})
@@ -234,9 +264,26 @@ func (n *Node) Plugins(ctx context.Context) ([]admin.PluginInfo, error) {
 	return out, err
 }
 
-// epochState names what the newest epoch of a plugin does. live and serving are what has been heard of it.
+// epochInfo describes the newest epoch of a plugin. live and serving are what has been heard of it. Only a
+// process that serves, or starts, has an uptime and beats.
+func epochInfo(s *pluginhost.Status, live, serving bool, ops int) admin.PluginEpoch {
+	e := admin.PluginEpoch{Epoch: s.Epoch, State: epochState(s.State, live, serving), PID: s.PID, Ops: ops}
+	if s.PID != 0 && (s.State == pluginhost.StateStarting || s.State == pluginhost.StateUp) {
+		e.UptimeNS, e.BeatAgeNS = int64(time.Since(s.Since)), int64(s.BeatAge)
+		if len(s.Busy) > 0 {
+			b := s.Busy[0]
+			kind := strings.ToLower(strings.TrimPrefix(b.Kind.String(), "BUSY_KIND_"))
+			e.Busy = fmt.Sprintf("%s %d for %s", kind, b.Subject, time.Duration(b.SinceNs).Round(time.Millisecond))
+		}
+	}
+	return e
+}
+
+// epochState names what the newest epoch of a plugin does.
 func epochState(s pluginhost.State, live, serving bool) string {
 	switch {
+	case s == pluginhost.StateBackoff || s == pluginhost.StateDown:
+		return "gone" // also where its last words have not been taken yet
 	case serving:
 		return "ready"
 	case live || s == pluginhost.StateStarting || s == pluginhost.StateUp:
@@ -260,6 +307,7 @@ func (n *Node) Peers(ctx context.Context) ([]admin.PeerInfo, error) {
 			}
 			return true
 		})
+		n.noteVerdicts()
 		links := n.links.Status()
 		for _, l := range links.Peers {
 			i := admin.PeerInfo{
@@ -278,16 +326,14 @@ func (n *Node) Peers(ctx context.Context) ([]admin.PeerInfo, error) {
 			for _, r := range l.Refusals {
 				i.Detail = fmt.Sprintf("%s: %s", r.Code, r.Detail)
 			}
-			// The core knows what the silence of a peer means for rooms.
+			// The core knows what the silence of a peer means for rooms, and hears it on whatever stream.
 			if p, ok := known[l.Node]; ok {
-				i.OpsOut = int(p.Ops)
-				switch {
-				case p.Dead:
-					i.State = "dead"
-				case p.Draining:
-					i.State = "draining"
-				case p.Suspect:
-					i.State = "suspect"
+				v := n.verdicts[l.Node]
+				i.OpsOut, i.HeardNS = int(p.Ops), int64(max(p.Silent, 1))
+				if v.word != "" {
+					i.State, i.SinceNS = v.word, int64(time.Since(v.since))
+				} else {
+					i.SinceNS = min(i.SinceNS, int64(time.Since(v.since)))
 				}
 			}
 			out = append(out, i)
@@ -297,7 +343,7 @@ func (n *Node) Peers(ctx context.Context) ([]admin.PeerInfo, error) {
 		for _, p := range known {
 			if p.Dead && p.Silent < goneListed {
 				out = append(out, admin.PeerInfo{
-					Node: p.Node, Incarnation: p.Incarnation, State: "dead", SinceNS: int64(p.Silent), HeardNS: int64(p.Silent), Rooms: rooms[p.Node],
+					Node: p.Node, Incarnation: p.Incarnation, State: "dead", SinceNS: int64(time.Since(n.verdicts[p.Node].since)), HeardNS: int64(max(p.Silent, 1)), Rooms: rooms[p.Node],
 					Detail: "its process has ended and no other has taken its place",
 				})
 			}
@@ -305,6 +351,34 @@ func (n *Node) Peers(ctx context.Context) ([]admin.PeerInfo, error) {
 	})
 	slices.SortFunc(out, func(a, b admin.PeerInfo) int { return strings.Compare(a.Node, b.Node) })
 	return out, err
+}
+
+// verdict is what the core thinks of a peer, and since when.
+type verdict struct {
+	word  string // dead, draining or suspect; "": nothing against it
+	since time.Time
+}
+
+func verdictOf(p *core.PeerView) string {
+	switch {
+	case p.Dead:
+		return "dead"
+	case p.Draining:
+		return "draining"
+	case p.Suspect:
+		return "suspect"
+	}
+	return ""
+}
+
+// noteVerdicts remembers when the core's verdict on a peer changed. It is called at least once a tick.
+func (n *Node) noteVerdicts() {
+	for _, p := range n.m.Peers() {
+		word := verdictOf(&p)
+		if v, ok := n.verdicts[p.Node]; !ok || v.word != word {
+			n.verdicts[p.Node] = verdict{word, time.Now()}
+		}
+	}
 }
 
 // goneListed is how long Peers names an engine whose process has ended.

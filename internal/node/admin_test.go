@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	client "github.com/terminus-kv/terminus/clients/go"
 	"github.com/terminus-kv/terminus/internal/admin"
 )
@@ -161,4 +163,74 @@ func TestPeersNamesAnEngineThatDied(t *testing.T) {
 	eventually(t, "the peer reads dead", func() bool { return state() == "dead" })
 	start(t, dir, "d")
 	eventually(t, "its successor is ready", func() bool { return state() == "ready" })
+}
+
+// A stopped engine was listed as dead for as long as its stream was down, and as heard of just now.
+func TestPeersTellsHowLongAStoppedEngineIsSilent(t *testing.T) {
+	t.Parallel()
+	dir := tempDir(t)
+	const dead = 6500 * time.Millisecond // later than the stream ends of silence
+	pe, de := start(t, dir, "p", "clocks.peer_suspect=1s", "clocks.peer_dead=6500ms"), spawn(t, dir, "d")
+	peer := func() admin.PeerInfo {
+		ps, err := pe.admin.Peers(short(t))
+		if err != nil || len(ps) != 1 {
+			t.Fatalf("%+v, %v", ps, err)
+		}
+		return ps[0]
+	}
+	eventually(t, "ready", func() bool { return peer().State == "ready" })
+	de.signal(t, unix.SIGSTOP)
+	for _, c := range []struct {
+		state string
+		after time.Duration // of silence
+	}{{"suspect", time.Second}, {"dead", dead}} {
+		var p admin.PeerInfo
+		eventually(t, "the peer reads "+c.state, func() bool { p = peer(); return p.State == c.state })
+		// However late this looks, between the last word and the verdict is the clock.
+		if was := time.Duration(p.HeardNS - p.SinceNS); was < c.after-300*time.Millisecond || was > c.after+3*time.Second {
+			t.Errorf("%s for %v, heard %v ago: want the change %v after that", c.state, time.Duration(p.SinceNS), time.Duration(p.HeardNS), c.after)
+		}
+	}
+	de.signal(t, unix.SIGCONT)
+	var p admin.PeerInfo
+	eventually(t, "ready again", func() bool { p = peer(); return p.State == "ready" })
+	if p.SinceNS > int64(3*time.Second) || p.HeardNS > int64(3*time.Second) {
+		t.Errorf("ready for %v, heard %v ago", time.Duration(p.SinceNS), time.Duration(p.HeardNS))
+	}
+}
+
+// An engine that never answered was listed as heard of just now.
+func TestPeersTellsThatAnEngineWasNeverHeard(t *testing.T) {
+	t.Parallel()
+	e := start(t, tempDir(t), "p", "peers.driver=static", "peers.listen="+freePort(t), `peers.static=[{node: d, address: "`+freePort(t)+`"}]`)
+	ps, err := e.admin.Peers(short(t))
+	if err != nil || len(ps) != 1 || ps[0].State != "connecting" || ps[0].HeardNS != 0 {
+		t.Errorf("%+v, %v", ps, err)
+	}
+}
+
+// The next clock of a room in an engine that drains is the drain's.
+func TestDrainIsTheNextClock(t *testing.T) {
+	t.Parallel()
+	e := start(t, tempDir(t), "p", "drain.budget=20s")
+	p := dial(t, e, client.Source, "prefill", 0, 1, 16)
+	ctx := short(t)
+	r, err := p.Open(ctx, client.OpenOptions{Room: 7})
+	must(t, err)
+	drained := make(chan error, 1)
+	go func() { _, err := e.admin.Drain(ctx); drained <- err }()
+	eventually(t, "draining", func() bool { s, err := e.admin.Status(ctx); return err == nil && s.Draining })
+	rooms, err := e.admin.Room(ctx, 7)
+	must(t, err)
+	if c := rooms[0].Clock; c == nil || c.Name != "drain.budget" || c.RemainingNS <= 0 || c.RemainingNS > int64(20*time.Second) {
+		t.Errorf("%+v", c)
+	}
+	why, err := e.admin.Why(ctx, 7)
+	must(t, err)
+	if !strings.Contains(why[0], "it ends Failed (draining) in ") || strings.Contains(why[0], "bootstrap clock") {
+		t.Errorf("%q", why)
+	}
+	must(t, r.Abort(ctx))
+	must(t, r.Release(ctx))
+	must(t, <-drained)
 }

@@ -248,7 +248,7 @@ func TestEngineKilledBesideAStoppedPlugin(t *testing.T) {
 	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
 	_, rd := bind(t, p, d, 1, []int32{1})
 	pid, _ := de.plugin(t)
-	must(t, unix.Kill(pid, unix.SIGSTOP))
+	freeze(t, pid)
 	de.kill()
 	must(t, rd.WaitReusable(short(t)))
 	if st, res := rd.State(); st != client.Failed || res != client.Fenced {

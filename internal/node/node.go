@@ -80,7 +80,9 @@ type Node struct {
 	opEnds     map[telemetry.OpEnd]uint64
 	nextID     uint64 // regions and pools
 	draining   bool
-	peersDead  uint64 // of the core's stats, at the last step
+	drainBy    time.Time          // when a drain cuts what is left
+	verdicts   map[string]verdict // on every node that has said Hello
+	peersDead  uint64             // of the core's stats, at the last step
 	recorder   recorder
 	bad        counters
 
@@ -104,7 +106,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	n := &Node{
 		cfg: cfg, opts: o, log: o.Log, started: time.Now(), inbox: newInbox(), quit: make(chan struct{}), stopped: make(chan struct{}),
 		clock: clock{start: time.Now()}, leases: map[leaseKey]*epochLease{}, sessions: map[core.SessionID]*worker{}, regions: map[uint64]*region{}, pools: map[uint64]*localPool{},
-		groups: map[string]*group{}, groupNames: map[string]bool{}, remotes: map[string]*remote{}, peerIDs: map[string]core.PeerID{}, refused: map[refusalKey]string{},
+		groups: map[string]*group{}, groupNames: map[string]bool{}, remotes: map[string]*remote{}, peerIDs: map[string]core.PeerID{}, refused: map[refusalKey]string{}, verdicts: map[string]verdict{},
 		moved: map[telemetry.Moved]uint64{}, opEnds: map[telemetry.OpEnd]uint64{},
 		drained: make(chan struct{}), drainAsked: make(chan struct{}), drainDone: make(chan struct{}),
 	}
@@ -281,8 +283,9 @@ func (n *Node) alive() bool {
 func (n *Node) drain() error {
 	defer close(n.drainDone)
 	n.log.Info("draining", "budget", n.cfg.Drain.Budget)
+	by := time.Now().Add(n.cfg.Drain.Budget.Std())
 	n.do(func() {
-		n.draining = true
+		n.draining, n.drainBy = true, by
 		n.links.AnnounceDraining()
 		n.events = append(n.events, core.Event{Kind: core.DrainBegin})
 	})
@@ -291,7 +294,7 @@ func (n *Node) drain() error {
 		n.drainResult.Clean = true
 		n.log.Info("drained, nothing was cut")
 		return nil
-	case <-time.After(n.cfg.Drain.Budget.Std()):
+	case <-time.After(time.Until(by)):
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), stopBound)
 	defer cancel()

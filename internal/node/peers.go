@@ -369,13 +369,15 @@ func (n *Node) dropDead() {
 	}
 }
 
-// beat does what must happen regularly: the engine hears itself, plugins are asked for their stats.
+// beat does what must happen regularly: the engine hears itself, changes of peers are noted, plugins are
+// asked for their stats.
 func (n *Node) beat(now int64) {
 	if now-n.lastBeat < int64(tick) {
 		return
 	}
 	n.lastBeat = now
 	n.events = append(n.events, core.Event{Kind: core.PeerHeard, Peer: selfPeer})
+	n.noteVerdicts()
 	for _, b := range n.backends {
 		if b.live && len(b.ops) > 0 && time.Since(b.statsAsked) > statsEvery {
 			b.statsAsked = time.Now()

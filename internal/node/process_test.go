@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -82,6 +83,34 @@ func (e *engine) pause(t *testing.T, d time.Duration) {
 	e.signal(t, unix.SIGSTOP)
 	time.Sleep(d)
 	e.signal(t, unix.SIGCONT)
+}
+
+// freeze stops a process that nobody here waits for. It is killed at the end of the test, if it is still
+// there: by a descriptor, since its number may be another's by then.
+func freeze(t *testing.T, pid int) {
+	t.Helper()
+	fd, err := unix.PidfdOpen(pid, 0)
+	must(t, err)
+	t.Cleanup(func() {
+		if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && err != unix.ESRCH {
+			t.Error(err)
+		}
+		unix.Close(fd)
+	})
+	must(t, unix.PidfdSendSignal(fd, unix.SIGSTOP, nil, 0))
+}
+
+// TestEngineKilledBesideAStoppedPlugin left that plugin behind, stopped, when it failed.
+func TestFrozenProcessIsNotLeftBehind(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command("sleep", "60")
+	must(t, cmd.Start())
+	defer cmd.Process.Kill()
+	t.Run("freezes", func(t *testing.T) { freeze(t, cmd.Process.Pid) })
+	err := cmd.Wait()
+	if s := cmd.ProcessState.Sys().(syscall.WaitStatus); !s.Signaled() || s.Signal() != unix.SIGKILL {
+		t.Errorf("%v", err)
+	}
 }
 
 // plugin returns the process id of the live epoch of the engine's first backend, and its number.

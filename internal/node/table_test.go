@@ -154,7 +154,7 @@ func (s *tableState) step(op tableOp, out tableResult) bool {
 		switch {
 		case s.live == op.att:
 			end(op.att, statemachine.PeerAborted)
-		case s.live == 0 && !a.opened:
+		case !a.opened: // also while another attempt holds the room
 			a.marked = true
 		}
 		return true

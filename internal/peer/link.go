@@ -37,6 +37,7 @@ type link struct {
 	seen     uint64 // highest incarnation that said Hello
 	attempt  uint64 // highest Hello.attempt of that incarnation that was taken
 	since    time.Time
+	heard    int64  // UnixNano of the last batch of a stream that is over; 0: none yet
 	attempts uint64 // dials since the last Hello
 	lastErr  string
 	refused  bool // the last attempt was refused for a reason that time does not heal
@@ -121,6 +122,9 @@ func (k *link) install(c *conn) *Refusal {
 	}
 	old := k.cur
 	k.cur = nil
+	if old != nil {
+		k.heard = old.heard.Load()
+	}
 	if c.hello.incarnation > k.seen {
 		k.seen, k.attempt = c.hello.incarnation, 0
 	}
@@ -154,7 +158,7 @@ func (k *link) down(c *conn) {
 	k.mu.Lock()
 	was := k.cur == c
 	if was {
-		k.cur, k.since, k.lastErr = nil, time.Now(), c.why
+		k.cur, k.heard, k.since, k.lastErr = nil, c.heard.Load(), time.Now(), c.why
 	}
 	k.mu.Unlock()
 	if was {

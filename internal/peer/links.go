@@ -378,13 +378,18 @@ func (k *link) status() PeerStatus {
 		Node: k.node, Address: k.address, State: "connecting", Since: k.since, Incarnation: k.want, Named: k.named,
 		Attempts: k.attempts, LastError: k.lastErr, Refusals: slices.Clone(k.refusals), Counters: k.counters,
 	}
-	c := k.cur
+	c, heard := k.cur, k.heard
+	if c != nil {
+		heard = c.heard.Load()
+	}
+	if heard != 0 {
+		s.HeardAgo = max(time.Since(time.Unix(0, heard)), 1)
+	}
 	switch {
 	case c != nil:
 		s.State, s.Incarnation, s.HostID, s.Version = "up", c.hello.incarnation, c.hello.hostID, c.hello.version
 		s.SameHost = c.hello.hostID != "" && c.hello.hostID == k.links.cfg.HostID
 		s.Dialled, s.Credentials, s.Backends, s.Features = c.dialled, c.creds, c.hello.backends, c.hello.features
-		s.HeardAgo = time.Since(time.Unix(0, c.heard.Load()))
 		s.Counters.Queued = c.out.len()
 	case k.refused:
 		s.State = "refused"

@@ -375,3 +375,23 @@ func BenchmarkFrames(b *testing.B) {
 	x.Close(context.Background())
 	y.Close(context.Background())
 }
+
+// A peer whose stream was down, or never up, read as heard of just now.
+func TestHeardAgoOutlivesTheStream(t *testing.T) {
+	a := start(t, fast("a", 1, "127.0.0.1:0"))
+	b := start(t, fast("b", 1, "127.0.0.1:0"))
+	a.SetPeers([]membership.Peer{b.as()})
+	if p := a.peer("b"); p.State != "connecting" || p.HeardAgo != 0 {
+		t.Errorf("never up: %s, heard %v ago", p.State, p.HeardAgo)
+	}
+	b.SetPeers([]membership.Peer{a.as()})
+	if p := a.awaitUp("b", 1); p.HeardAgo == 0 {
+		t.Error("up and never heard")
+	}
+	b.close()
+	a.await("b is down", func() bool { return a.peer("b").State != "up" })
+	time.Sleep(20 * time.Millisecond)
+	if p := a.peer("b"); p.HeardAgo < 20*time.Millisecond {
+		t.Errorf("down: heard %v ago", p.HeardAgo)
+	}
+}

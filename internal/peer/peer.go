@@ -234,8 +234,8 @@ type PeerStatus struct {
 	Credentials string        `json:"credentials,omitempty"` // "uid 0 pid 4711", or the certificate's subject
 	Backends    []Backend     `json:"backends,omitempty"`
 	Features    []string      `json:"features,omitempty"`
-	HeardAgo    time.Duration `json:"heard_ago_ns"`
-	Attempts    uint64        `json:"attempts"` // dials since the last Hello
+	HeardAgo    time.Duration `json:"heard_ago_ns"` // on this stream or the one before; 0: never
+	Attempts    uint64        `json:"attempts"`     // dials since the last Hello
 	LastError   string        `json:"last_error,omitempty"`
 	Refusals    []Refusal     `json:"refusals,omitempty"`
 	Counters    Counters      `json:"counters"`
