@@ -257,6 +257,7 @@ func TestFramesAtP(t *testing.T) {
 		{"T unpaired, other att", pTU, abort(Opener{}, d, att+1), "mark drop_placeholder"},
 		{"T other pair", pT, abort(Opener{}, d2, att), "mark drop_placeholder"},
 		{"–", pAbsent, a, "mark drop_placeholder"},
+		{"–, attempt 0", pAbsent, abort(Opener{}, d, 0), "mark drop_placeholder"},
 	})
 	check(t, "Queued", []row{
 		{"B", pB, frame(FrameQueued, Opener{}, d), "-"},
