@@ -43,7 +43,7 @@ $(TOOLS)/staticcheck:
 	GOBIN=$(TOOLS) $(GO) install $(STATICCHECK)
 
 .PHONY: explore
-explore: ## walk more interleavings of two engines than `make test` does (about an hour, 12 GB)
+explore: ## walk more interleavings of two engines than `make test` does (an hour or two, up to 16 GB)
 	$(GO) test -timeout 4h ./core/explore -run TestExploreLong -long -v
 
 .PHONY: fuzz

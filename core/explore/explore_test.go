@@ -28,7 +28,7 @@ var searches = []search{
 	{"2 source engines claim the group, 1 fault", Config{Sources: 2, Rooms: 1, Openers: 1, Chunks: 1, Faults: 1, Kinds: "bpd", NoHints: true, NoProof: true, Connected: true}},
 }
 
-// long searches take an hour and up to 12 GB: make explore.
+// long searches take an hour or two and up to 16 GB: make explore.
 var long = []search{
 	{"2 openers a side, 1 fault", Config{Sources: 1, Rooms: 1, Openers: 2, Chunks: 1, Faults: 1, NoHints: true, Connected: true}},
 	{"2 rooms, no fault", Config{Sources: 1, Rooms: 2, Chunks: 1, Graph: true, Openers: 1, NoHints: true}},
