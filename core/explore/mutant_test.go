@@ -34,6 +34,7 @@ const (
 	machineGo = "core/statemachine/machine.go"
 	recordGo  = "core/statemachine/record.go"
 	peersGo   = "core/peers.go"
+	sendGo    = "core/send.go"
 	clockGo   = "core/clock.go"
 	marksGo   = "core/marks.go"
 	opsGo     = "core/ops.go"
@@ -130,7 +131,7 @@ var mutants = []mutant{
 		changes: []change{
 			{machineGo, "		case !e.OwnInc:\n", "		case !e.OwnInc && !ON:\n"},
 			{peersGo, " && pair.Inc == m.peer(r.peer).inc {", " && (ON || pair.Inc == m.peer(r.peer).inc) {"},
-			{peersGo, "p.known && target.Inc != p.inc", "p.known && target.Inc != p.inc && !ON"},
+			{sendGo, "p.known && target.Inc != p.inc", "p.known && target.Inc != p.inc && !ON"},
 		},
 	},
 	{
@@ -241,7 +242,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "confirm_before_grant", rule: "Confirm waits until the plugin has opened the pages", breaks: "R4", cfg: with(small(1, 0, ""), func(c *Config) { c.Checked = true }),
-		changes: []change{{peersGo, "		if r.grant == grantAsked {\n", "		if r.grant == grantAsked && !ON {\n"}},
+		changes: []change{{sendGo, "		if r.grant == grantAsked {\n", "		if r.grant == grantAsked && !ON {\n"}},
 	},
 	{
 		name: "any_commit", rule: "a RankEnd counts only from the source that is bound", cfg: small(2, 1, "p"),
