@@ -28,7 +28,10 @@ type Info struct {
 	// Config is nil or a pointer to a struct that holds the defaults. The JSON Schema that the engine
 	// checks the YAML options against is made from it, and the options are decoded into it, strictly,
 	// before Start.
-	Config        any
+	Config any
+	// Schema is for backends that host another author's code: the JSON Schema of options that the SDK
+	// does not decode; Start checks them. Config must be nil then.
+	Schema        json.RawMessage
 	OpConcurrency int // goroutines that run Transfer at once; 0 means 64
 }
 
@@ -39,6 +42,7 @@ const (
 	FeatureFencePeer       = "fence_peer"
 	FeatureStrided         = "strided"
 	FeatureLayerRange      = "layer_range"
+	FeatureRepage          = "repage"
 )
 
 // Start is what Backend.Start gets.
@@ -117,6 +121,15 @@ type StatsReporter interface {
 	Counters() map[string]uint64
 }
 
+// Planner is a backend that keeps pools and plans itself, because it hands ops on to code that the SDK
+// does not serve.
+type Planner interface {
+	// Geometry gets PoolAdd, RemotePoolAdd and PlanAdd once the SDK has checked them, each before any op
+	// that names it, and PoolRemove, RemotePoolRemove and PlanRemove; in order, from the loop: it must
+	// not block. The event stays as it is. What belongs to a peer goes with RemovePeer, without events.
+	Geometry(e *contract.HostEvent)
+}
+
 // Region is mapped memory of a local worker.
 type Region struct {
 	ID    uint64
@@ -124,6 +137,9 @@ type Region struct {
 	Size  uint64
 	Bytes []byte // the mapping, host memory only; nil after RemoveRegion
 	FD    int    // the memory descriptor, owned by the SDK; valid until RemoveRegion returns
+	// Lease is the descriptor to be held by every process that maps the region, so that its engine can
+	// tell when nobody does. Owned by the SDK like FD; another process gets a duplicate along with FD.
+	Lease int
 	// Export may be set by AddRegion: what a peer's backend needs to write here (keys, an address), at
 	// most 64 KiB. It reaches that backend as RemoteRegion.Export.
 	Export []byte

@@ -72,14 +72,44 @@ func (o *Op) Context() context.Context { return o.st.context() }
 // may be ranged over more than once.
 func (o *Op) Copies() iter.Seq[Copy] { return copies(o.Rows()) }
 
+// Pieces yields the copies of the op cut to at most `most` bytes each (0: uncut), for backends that copy
+// with the CPU: between two pieces they look at the Context and report Progress.
+func (o *Op) Pieces(most uint64) iter.Seq[Copy] {
+	return func(yield func(Copy) bool) {
+		for c := range o.Copies() {
+			rest := c.Len
+			for most != 0 && rest > most {
+				c.Len = most
+				if !yield(c) {
+					return
+				}
+				c.SrcOff, c.DstOff, rest = c.SrcOff+most, c.DstOff+most, rest-most
+			}
+			c.Len = rest
+			if !yield(c) {
+				return
+			}
+		}
+	}
+}
+
 // Rows yields the op as strided rows, for libraries that take them.
 func (o *Op) Rows() iter.Seq[Row] {
 	st := o.st
 	return st.plan.rows(st.source, st.dest, st.layerFrom, st.layerTo)
 }
 
-// Runs yields the page runs in pairs of equal count: source pages, destination pages.
-func (o *Op) Runs() iter.Seq2[Run, Run] { return pairRuns(o.st.source, o.st.dest) }
+// Runs yields the page runs in pairs of equal count: source pages, destination pages. It is for plans
+// that pair page with page; with FeatureRepage see Source and Destination.
+func (o *Op) Runs() iter.Seq2[Run, Run] {
+	return pairRuns(picker{runs: o.st.source, of: 1}, picker{runs: o.st.dest, of: 1})
+}
+
+// Source returns the source pages in order; Plan.SrcPages at a time are a group.
+func (o *Op) Source() []Run { return runList(o.st.source) }
+
+// Destination returns the destination pages in order; Plan.DstPages at a time are a group.
+func (o *Op) Destination() []Run { return runList(o.st.dest) }
 
 // Progress reports the bytes moved so far. It never goes back (R8) and is sent at most once a
 // millisecond; calling it after every piece is cheap. Ignored after the end.
@@ -100,6 +130,16 @@ func (o *Op) DoneUnquiet(lane contract.Lane) {
 // Quiesced must follow when that becomes true. The detail (format, args) is cut to 256 bytes.
 func (o *Op) Fail(cause contract.Cause, quiet bool, format string, args ...any) {
 	o.st.s.opEnd(o.st, opEnd{kind: endFailed, cause: cause, quiet: quiet, format: format, args: args})
+}
+
+// FailErr is Fail with the cause that err carries (Error), else CAUSE_TRANSPORT. An err that is the end of
+// the op's own Context (ErrAborted, ErrPeerRemoved) ends it as Aborted does.
+func (o *Op) FailErr(quiet bool, err error) {
+	if errors.Is(err, ErrAborted) || errors.Is(err, ErrPeerRemoved) {
+		o.Aborted(quiet)
+		return
+	}
+	o.Fail(causeOf(err, contract.Cause_CAUSE_TRANSPORT), quiet, "%v", err)
 }
 
 // Skip ends the op because the backend decided not to do it. Nothing to do is Done, not Skip.

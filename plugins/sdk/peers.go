@@ -231,10 +231,38 @@ func (s *Session) disconnect(p *peerState) (err error) {
 	return nil
 }
 
-func (s *Session) poolAdd(m *contract.PoolAdd) {
+// removable is an entry that its host may remove again.
+type removable interface{ good() bool }
+
+func (e poolEntry) good() bool { return e.err == nil }
+func (e planEntry) good() bool { return e.err == nil }
+
+// removeKey drops an entry and reports whether the backend knows of it.
+func removeKey[K comparable, E removable](table map[K]E, key K) bool {
+	e, ok := table[key]
+	delete(table, key)
+	return ok && e.good()
+}
+
+// planned tells a backend that keeps the geometry itself, of what was good.
+func (s *Session) planned(good bool, e *contract.HostEvent) {
+	if planner, ok := s.backend.(Planner); ok && good {
+		var err error
+		func() {
+			defer recovered(&err, "Geometry")
+			planner.Geometry(e)
+		}()
+		if err != nil {
+			s.logf(contract.Log_LEVEL_ERROR, "%v", err)
+		}
+	}
+}
+
+// poolAdd reports whether the pool is new and good.
+func (s *Session) poolAdd(m *contract.PoolAdd) bool {
 	if _, ok := s.pools[m.Pool]; ok || len(s.pools) >= maxTable {
 		s.breach("PoolAdd.pool %d is in use, or %d pools are there", m.Pool, maxTable)
-		return
+		return false
 	}
 	pool, err := newPool(m, func(t *Tensor) (uint64, error) {
 		if t.Region = s.readyRegion(t.RegionID); t.Region == nil {
@@ -246,21 +274,23 @@ func (s *Session) poolAdd(m *contract.PoolAdd) {
 	if err != nil {
 		s.breach("pool %d: %v", m.Pool, err)
 	}
+	return err == nil
 }
 
-func (s *Session) remotePoolAdd(m *contract.RemotePoolAdd) {
+// remotePoolAdd reports whether the pool is new and good.
+func (s *Session) remotePoolAdd(m *contract.RemotePoolAdd) bool {
 	key := remoteKey{m.Peer, m.Pool.GetPool()}
 	if _, ok := s.remote[key]; ok || len(s.remote) >= maxTable {
 		s.breach("RemotePoolAdd.pool %d of peer %d is in use, or %d pools are there", key.id, key.peer, maxTable)
-		return
+		return false
 	}
 	if p := s.peers[m.Peer]; p == nil || p.accept || p.removing {
 		s.breach("RemotePoolAdd.peer %d is not a peer", m.Peer)
-		return
+		return false
 	}
 	if m.Pool == nil {
 		s.breach("RemotePoolAdd.pool is missing")
-		return
+		return false
 	}
 	pool, err := newPool(m.Pool, func(t *Tensor) (uint64, error) {
 		r := s.remoteRegions[remoteKey{m.Peer, t.RegionID}]
@@ -277,17 +307,19 @@ func (s *Session) remotePoolAdd(m *contract.RemotePoolAdd) {
 	if err != nil {
 		s.breach("remote pool %d of peer %d: %v", key.id, key.peer, err)
 	}
+	return err == nil
 }
 
-func (s *Session) planAdd(m *contract.PlanAdd) {
+// planAdd reports whether the plan is new and good.
+func (s *Session) planAdd(m *contract.PlanAdd) bool {
 	if _, ok := s.plans[m.Plan]; ok || len(s.plans) >= maxTable {
 		s.breach("PlanAdd.plan %d is in use, or %d plans are there", m.Plan, maxTable)
-		return
+		return false
 	}
 	e := planEntry{peer: m.Peer}
 	if p := s.peers[m.Peer]; p == nil || p.accept || p.removing {
 		s.breach("PlanAdd.peer %d is not a peer", m.Peer)
-		return
+		return false
 	}
 	e.plan, e.err = s.makePlan(m)
 	if e.err != nil {
@@ -302,6 +334,7 @@ func (s *Session) planAdd(m *contract.PlanAdd) {
 		}
 	}
 	s.plans[m.Plan] = e
+	return e.err == nil
 }
 
 func (s *Session) makePlan(m *contract.PlanAdd) (*Plan, error) {
@@ -325,7 +358,7 @@ func (s *Session) makePlan(m *contract.PlanAdd) (*Plan, error) {
 			return nil, fmt.Errorf("PlanAdd.src_pool %d: region %d is gone", m.SrcPool, t.RegionID)
 		}
 	}
-	return newPlan(m, src.pool, dst.pool)
+	return newPlan(m, src.pool, dst.pool, s.has(FeatureRepage))
 }
 
 func (s *Session) fencePeer(m *contract.FencePeer) {

@@ -37,17 +37,25 @@ type Slice struct {
 	SrcStride uint64
 	DstStride uint64
 	Count     uint64
+	SrcPage   uint32 // the page of its group, below Plan.SrcPages
+	DstPage   uint32
 }
 
-// Plan says how a page of a local pool becomes a page of a remote one.
+// Plan says how groups of SrcPages pages of a local pool become groups of DstPages pages of a remote
+// one. Both are 1 unless the backend has FeatureRepage.
 type Plan struct {
 	ID       uint64
 	Src, Dst *Pool
+	SrcPages uint32
+	DstPages uint32
 	Slices   []Slice
 }
 
-// bytesPerPage is what a plan moves for one page in layers [from, to).
-func (p *Plan) bytesPerPage(from, to uint32) uint64 {
+// maxGroup is the largest PlanAdd.src_pages and dst_pages.
+const maxGroup = 4096
+
+// bytesPerGroup is what a plan moves for one group of pages in layers [from, to).
+func (p *Plan) bytesPerGroup(from, to uint32) uint64 {
 	var n uint64
 	for i := range p.Slices {
 		if s := &p.Slices[i]; s.Layer >= from && s.Layer < to {
@@ -57,12 +65,17 @@ func (p *Plan) bytesPerPage(from, to uint32) uint64 {
 	return n
 }
 
-// newPlan checks the slices against both pools. The error names the field.
-func newPlan(m *contract.PlanAdd, src, dst *Pool) (*Plan, error) {
-	if m.SrcPages != 1 || m.DstPages != 1 {
-		return nil, unsupported("PlanAdd.src_pages:dst_pages is %d:%d; only 1:1 is served", m.SrcPages, m.DstPages)
+// newPlan checks the slices against both pools. The error names the field. repage says that the backend
+// serves plans of other than one page to one page.
+func newPlan(m *contract.PlanAdd, src, dst *Pool, repage bool) (*Plan, error) {
+	switch {
+	case m.SrcPages == 1 && m.DstPages == 1:
+	case !repage:
+		return nil, unsupported("PlanAdd.src_pages:dst_pages is %d:%d; other than 1:1 needs feature %s", m.SrcPages, m.DstPages, FeatureRepage)
+	case m.SrcPages == 0 || m.DstPages == 0 || m.SrcPages > maxGroup || m.DstPages > maxGroup:
+		return nil, fmt.Errorf("PlanAdd.src_pages:dst_pages is %d:%d; each is from 1 to %d", m.SrcPages, m.DstPages, maxGroup)
 	}
-	plan := &Plan{ID: m.Plan, Src: src, Dst: dst, Slices: make([]Slice, 0, len(m.Slices))}
+	plan := &Plan{ID: m.Plan, Src: src, Dst: dst, SrcPages: m.SrcPages, DstPages: m.DstPages, Slices: make([]Slice, 0, len(m.Slices))}
 	var total uint64
 	for i, w := range m.Slices {
 		if w == nil {
@@ -78,8 +91,12 @@ func newPlan(m *contract.PlanAdd, src, dst *Pool) (*Plan, error) {
 			Src: &src.Tensors[w.SrcTensor], Dst: &dst.Tensors[w.DstTensor],
 			SrcOff: w.SrcOff, DstOff: w.DstOff, Len: w.Len,
 			SrcStride: w.SrcStride, DstStride: w.DstStride, Count: uint64(w.Count),
+			SrcPage: w.SrcPage, DstPage: w.DstPage,
 		}
 		s.Layer = s.Src.Layer
+		if s.SrcPage >= plan.SrcPages || s.DstPage >= plan.DstPages {
+			return nil, fmt.Errorf("PlanAdd.slices[%d]: src_page %d, dst_page %d; the groups have %d and %d pages", i, s.SrcPage, s.DstPage, plan.SrcPages, plan.DstPages)
+		}
 		if s.Len == 0 || s.Count == 0 {
 			return nil, fmt.Errorf("PlanAdd.slices[%d]: len %d, count %d; neither may be 0", i, s.Len, s.Count)
 		}
@@ -191,25 +208,51 @@ func runList(r *contract.Runs) []Run {
 	return out
 }
 
+// picker walks the pages of a run list that stand at one place of their group: pages at, at+of, at+2*of …
+// of the list, again as runs. The whole list is {runs: r, of: 1}.
+type picker struct {
+	runs *contract.Runs
+	next int    // run
+	at   uint64 // pages to pass over before the next one
+	of   uint64
+}
+
+// run returns the next run, Count 0 at the end.
+func (p *picker) run() Run {
+	for p.next < len(p.runs.GetStart()) {
+		r := runAt(p.runs, p.next)
+		p.next++
+		count := uint64(r.Count)
+		if p.at >= count {
+			p.at -= count
+			continue
+		}
+		n := (count - p.at + p.of - 1) / p.of
+		out := Run{Start: r.Start + uint32(p.at)*r.Stride, Count: uint32(n), Stride: 1}
+		if n > 1 || p.of == 1 { // else the product could overflow, and means nothing
+			out.Stride = r.Stride * uint32(p.of)
+		}
+		p.at = p.at + n*p.of - count
+		return out
+	}
+	return Run{}
+}
+
 // pairRuns walks two run lists of equal length in pages and yields pairs of equal count.
-func pairRuns(a, b *contract.Runs) iter.Seq2[Run, Run] {
+func pairRuns(a, b picker) iter.Seq2[Run, Run] {
 	return func(yield func(Run, Run) bool) {
 		var ra, rb Run
-		i, j := 0, 0
+		a, b := a, b // ranged over more than once
 		for {
 			if ra.Count == 0 {
-				if i == len(a.GetStart()) {
+				if ra = a.run(); ra.Count == 0 {
 					return
 				}
-				ra = runAt(a, i)
-				i++
 			}
 			if rb.Count == 0 {
-				if j == len(b.GetStart()) {
+				if rb = b.run(); rb.Count == 0 {
 					return
 				}
-				rb = runAt(b, j)
-				j++
 			}
 			n := min(ra.Count, rb.Count)
 			ha, hb := ra, rb
@@ -234,7 +277,9 @@ func (p *Plan) rows(src, dst *contract.Runs, from, to uint32) iter.Seq[Row] {
 			s := p.Slices[i]
 			for i++; i < len(p.Slices) && s.absorb(&p.Slices[i], from, to); i++ {
 			}
-			for a, b := range pairRuns(src, dst) {
+			srcs := picker{runs: src, at: uint64(s.SrcPage), of: uint64(p.SrcPages)}
+			dsts := picker{runs: dst, at: uint64(s.DstPage), of: uint64(p.DstPages)}
+			for a, b := range pairRuns(srcs, dsts) {
 				if !s.emit(a, b, yield) {
 					return
 				}
@@ -245,7 +290,7 @@ func (p *Plan) rows(src, dst *contract.Runs, from, to uint32) iter.Seq[Row] {
 
 // absorb extends s by the next slice when the two touch at both ends in every page.
 func (s *Slice) absorb(n *Slice, from, to uint32) bool {
-	if n.Layer < from || n.Layer >= to || s.Count != 1 || n.Count != 1 ||
+	if n.Layer < from || n.Layer >= to || s.Count != 1 || n.Count != 1 || s.SrcPage != n.SrcPage || s.DstPage != n.DstPage ||
 		s.Src.RegionID != n.Src.RegionID || s.Dst.RegionID != n.Dst.RegionID ||
 		s.Src.PageStride != n.Src.PageStride || s.Dst.PageStride != n.Dst.PageStride ||
 		s.Src.Offset+s.SrcOff+s.Len != n.Src.Offset+n.SrcOff ||

@@ -44,7 +44,7 @@ func identity(t testing.TB, src, dst *Pool) *Plan {
 	for i := range src.Tensors {
 		m.Slices = append(m.Slices, &contract.Slice{SrcTensor: uint32(i), DstTensor: uint32(i), Len: src.Tensors[i].PageBytes, Count: 1})
 	}
-	plan, err := newPlan(m, src, dst)
+	plan, err := newPlan(m, src, dst, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestCopiesJoinNeighbours(t *testing.T) {
 			size += c.Len
 		}
 		pages, _, _ := checkRuns("", wire(tc.runs[0]...), tc.src.Pages)
-		if want := pages * plan.bytesPerPage(tc.from, tc.to); n != tc.want || size != want {
+		if want := pages * plan.bytesPerGroup(tc.from, tc.to); n != tc.want || size != want {
 			t.Errorf("%s: %d copies of %d bytes, want %d of %d", tc.name, n, size, tc.want, want)
 		}
 	}
@@ -147,7 +147,7 @@ func TestExpansion(t *testing.T) {
 					SrcOff: piece * 48, DstOff: 48 - piece*48, SrcStride: n + gap, DstStride: n + gap})
 			}
 		}
-		plan, err := newPlan(m, a, b)
+		plan, err := newPlan(m, a, b, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -178,8 +178,8 @@ func TestExpansion(t *testing.T) {
 				}
 			}
 		}
-		if got := uint64(n) * plan.bytesPerPage(from, to); got != size {
-			t.Fatalf("bytesPerPage gives %d, the definition %d", got, size)
+		if got := uint64(n) * plan.bytesPerGroup(from, to); got != size {
+			t.Fatalf("bytesPerGroup gives %d, the definition %d", got, size)
 		}
 		rows := plan.rows(wire(sr...), wire(dr...), from, to)
 		for _, form := range []string{"rows", "copies"} {
@@ -241,7 +241,7 @@ func TestPlanIsChecked(t *testing.T) {
 	good := func() *contract.Slice {
 		return &contract.Slice{SrcTensor: 1, DstTensor: 1, Len: 16, Count: 2, SrcStride: 32, DstStride: 32}
 	}
-	if _, err := newPlan(&contract.PlanAdd{SrcPages: 1, DstPages: 1, Slices: []*contract.Slice{good()}}, src, dst); err != nil {
+	if _, err := newPlan(&contract.PlanAdd{SrcPages: 1, DstPages: 1, Slices: []*contract.Slice{good()}}, src, dst, false); err != nil {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*contract.Slice){
@@ -259,12 +259,12 @@ func TestPlanIsChecked(t *testing.T) {
 	} {
 		s := good()
 		change(s)
-		if _, err := newPlan(&contract.PlanAdd{SrcPages: 1, DstPages: 1, Slices: []*contract.Slice{s}}, src, dst); err == nil {
+		if _, err := newPlan(&contract.PlanAdd{SrcPages: 1, DstPages: 1, Slices: []*contract.Slice{s}}, src, dst, false); err == nil {
 			t.Errorf("%s: taken", name)
 		}
 	}
 	for _, m := range []*contract.PlanAdd{{SrcPages: 2, DstPages: 1}, {}} {
-		if _, err := newPlan(m, src, dst); causeOf(err, 0) != contract.Cause_CAUSE_UNSUPPORTED {
+		if _, err := newPlan(m, src, dst, false); causeOf(err, 0) != contract.Cause_CAUSE_UNSUPPORTED {
 			t.Errorf("%v: %v", m, err)
 		}
 	}

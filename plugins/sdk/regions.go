@@ -102,7 +102,7 @@ func (s *Session) regionAdd(m *contract.RegionAdd) {
 		return
 	}
 	r := &regionState{add: m}
-	r.Region = Region{ID: m.Region, Kind: m.Kind, Size: m.Size, FD: -1}
+	r.Region = Region{ID: m.Region, Kind: m.Kind, Size: m.Size, FD: -1, Lease: -1}
 	if d, ok := s.orphans[m.Region]; ok {
 		delete(s.orphans, m.Region)
 		r.fds, r.have = d, true
@@ -181,14 +181,14 @@ func (s *Session) openRegion(r *regionState) (err error) {
 			r.unmap()
 		}
 	}()
-	if err := checkMemory(r.fds.memory, r.Size); err != nil {
+	if err := CheckMemory(r.fds.memory, r.Size); err != nil {
 		return err
 	}
 	mem, err := unix.Mmap(r.fds.memory, 0, int(r.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("map %d bytes: %w", r.Size, err)
 	}
-	r.Bytes, r.FD = mem, r.fds.memory
+	r.Bytes, r.FD, r.Lease = mem, r.fds.memory, r.fds.lease
 	if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil {
 		return fmt.Errorf("madvise DONTFORK: %w", err)
 	}
@@ -213,8 +213,9 @@ func (s *Session) addRegion(r *Region) (err error) {
 // hugetlbfsMagic is f_type of a hugetlb memfd.
 const hugetlbfsMagic = 0x958458f6
 
-// checkMemory refuses what is not a sealed memfd of at least size bytes.
-func checkMemory(fd int, size uint64) error {
+// CheckMemory refuses what is not a sealed memfd of at least size bytes. The SDK has checked every
+// Region; it is for backends that get memory from elsewhere, as from the plugin of a peer.
+func CheckMemory(fd int, size uint64) error {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {
 		return fmt.Errorf("statfs of the memory descriptor: %w", err)
@@ -275,7 +276,7 @@ func (r *regionState) unmap() {
 	}
 	if r.have {
 		r.fds.close()
-		r.have, r.FD = false, -1
+		r.have, r.FD, r.Lease = false, -1, -1
 	}
 }
 

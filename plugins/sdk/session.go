@@ -158,6 +158,9 @@ func checkInfo(b Backend, info Info) error {
 	if info.Version == "" {
 		return errors.New("Info.Version is empty")
 	}
+	if info.Schema != nil && info.Config != nil {
+		return errors.New("Info.Schema is for options that the SDK does not decode, and Info.Config is set; leave one of them out")
+	}
 	for _, f := range info.Features {
 		switch f {
 		case FeatureReceiverChecked:
@@ -187,9 +190,12 @@ func (s *Session) describe() (*contract.HandshakeResponse, error) {
 	if err := checkInfo(s.backend, s.info); err != nil {
 		return nil, err
 	}
-	schema, err := configSchema(s.info.Config)
-	if err != nil {
-		return nil, err
+	schema := s.info.Schema
+	if schema == nil {
+		var err error
+		if schema, err = configSchema(s.info.Config); err != nil {
+			return nil, err
+		}
 	}
 	limits := &contract.Limits{}
 	if l := s.info.Limits; l != nil {
@@ -234,7 +240,9 @@ func (s *Session) Handshake(_ context.Context, req *contract.HandshakeRequest) (
 		resp.Error = fmt.Sprintf("plugin %s speaks contract version %d, the engine %v; upgrade the older of the two", s.info.Name, ContractVersion, req.GetVersions())
 		return resp, nil
 	}
-	if err := decodeOptions(req.GetConfigJson(), s.info.Config); err != nil {
+	if s.info.Schema != nil {
+		// Start checks the options.
+	} else if err := decodeOptions(req.GetConfigJson(), s.info.Config); err != nil {
 		resp.Error = fmt.Sprintf("plugins.%s.options: %v", s.info.Name, err)
 		return resp, nil
 	}

@@ -23,16 +23,16 @@ func (s *Session) handleControl(frame *contract.HostFrame) {
 }
 
 // handle takes one event of the host. It never blocks on the backend.
-func (s *Session) handle(e *contract.HostEvent) {
-	switch e := e.GetEvent().(type) {
+func (s *Session) handle(ev *contract.HostEvent) {
+	switch e := ev.GetEvent().(type) {
 	case *contract.HostEvent_RegionAdd:
 		s.regionAdd(e.RegionAdd)
 	case *contract.HostEvent_RegionRemove:
 		s.regionRemove(e.RegionRemove)
 	case *contract.HostEvent_PoolAdd:
-		s.poolAdd(e.PoolAdd)
+		s.planned(s.poolAdd(e.PoolAdd), ev)
 	case *contract.HostEvent_PoolRemove:
-		delete(s.pools, e.PoolRemove.GetPool())
+		s.planned(removeKey(s.pools, e.PoolRemove.GetPool()), ev)
 	case *contract.HostEvent_PeerAdd:
 		s.peerAdd(e.PeerAdd)
 	case *contract.HostEvent_PeerAccept:
@@ -40,17 +40,17 @@ func (s *Session) handle(e *contract.HostEvent) {
 	case *contract.HostEvent_PeerRemove:
 		s.peerRemove(e.PeerRemove)
 	case *contract.HostEvent_RemotePoolAdd:
-		s.remotePoolAdd(e.RemotePoolAdd)
+		s.planned(s.remotePoolAdd(e.RemotePoolAdd), ev)
 	case *contract.HostEvent_RemotePoolRemove:
-		delete(s.remote, remoteKey{e.RemotePoolRemove.GetPeer(), e.RemotePoolRemove.GetPool()})
+		s.planned(removeKey(s.remote, remoteKey{e.RemotePoolRemove.GetPeer(), e.RemotePoolRemove.GetPool()}), ev)
 	case *contract.HostEvent_RemoteRegionAdd:
 		s.remoteRegionAdd(e.RemoteRegionAdd)
 	case *contract.HostEvent_RemoteRegionRemove:
 		s.remoteRegionRemove(e.RemoteRegionRemove)
 	case *contract.HostEvent_PlanAdd:
-		s.planAdd(e.PlanAdd)
+		s.planned(s.planAdd(e.PlanAdd), ev)
 	case *contract.HostEvent_PlanRemove:
-		delete(s.plans, e.PlanRemove.GetPlan())
+		s.planned(removeKey(s.plans, e.PlanRemove.GetPlan()), ev)
 	case *contract.HostEvent_Submit:
 		s.submit(e.Submit)
 	case *contract.HostEvent_Abort:
@@ -290,18 +290,19 @@ func (s *Session) checkShape(m *contract.Submit, plan *Plan) error {
 	if err != nil {
 		return breached("%w", err)
 	}
-	if pages != dstPages {
-		return breached("Submit.source names %d pages, Submit.destination %d", pages, dstPages)
+	groups := pages / uint64(plan.SrcPages)
+	if pages%uint64(plan.SrcPages) != 0 || dstPages%uint64(plan.DstPages) != 0 || groups != dstPages/uint64(plan.DstPages) {
+		return breached("Submit.source names %d pages, Submit.destination %d; plan %d pairs groups of %d and %d", pages, dstPages, m.Plan, plan.SrcPages, plan.DstPages)
 	}
 	if (strided || dstStrided) && !s.has(FeatureStrided) {
 		return unsupported("Submit: runs with a stride need feature %s", FeatureStrided)
 	}
-	if !s.has(FeatureLayerRange) && plan.bytesPerPage(m.LayerFrom, m.LayerTo) != plan.bytesPerPage(0, math.MaxUint32) {
+	if !s.has(FeatureLayerRange) && plan.bytesPerGroup(m.LayerFrom, m.LayerTo) != plan.bytesPerGroup(0, math.MaxUint32) {
 		return unsupported("Submit: layers [%d,%d) of plan %d need feature %s", m.LayerFrom, m.LayerTo, m.Plan, FeatureLayerRange)
 	}
-	per := plan.bytesPerPage(m.LayerFrom, m.LayerTo)
-	if pages != 0 && (per > math.MaxUint64/pages || per*pages != m.Bytes) || pages == 0 && m.Bytes != 0 {
-		return breached("Submit.bytes is %d; %d pages of %d bytes are named", m.Bytes, pages, per)
+	per := plan.bytesPerGroup(m.LayerFrom, m.LayerTo)
+	if groups != 0 && (per > math.MaxUint64/groups || per*groups != m.Bytes) || groups == 0 && m.Bytes != 0 {
+		return breached("Submit.bytes is %d; %d groups of %d bytes are named", m.Bytes, groups, per)
 	}
 	l := s.info.Limits
 	if n := l.GetMaxOpBytes(); n != 0 && m.Bytes > n {

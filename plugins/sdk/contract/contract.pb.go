@@ -3,8 +3,8 @@
 // One plugin process serves one backend (transfer or collective) to one engine, the *host*. The two
 // talk frames: HostFrame from the host, PluginFrame from the plugin. In production the frames travel
 // on two long-lived gRPC streams of a go-plugin process (Session for everything, Control for what
-// must overtake: abort, beats); in unit tests on an in-memory carrier; later through the WASM host
-// process. The frames are the contract, the carrier is not.
+// must overtake: abort, beats); in unit tests on an in-memory carrier; a WASM guest gets them by
+// calls (docs/wasm-abi.md). The frames are the contract, the carrier is not.
 //
 // File descriptors cannot travel on gRPC. They go through the *control socketpair* whose plugin end
 // is the file descriptor number in the environment variable ENGINE_CTRL_FD (AF_UNIX,
@@ -667,6 +667,55 @@ func (Log_Level) EnumDescriptor() ([]byte, []int) {
 	return file_plugins_sdk_contract_contract_proto_rawDescGZIP(), []int{55, 0}
 }
 
+type CallResult_Code int32
+
+const (
+	CallResult_CODE_UNSPECIFIED CallResult_Code = 0
+	CallResult_CODE_OK          CallResult_Code = 1
+	CallResult_CODE_ERROR       CallResult_Code = 2 // `message` says what the guest found wrong with the call
+)
+
+// Enum value maps for CallResult_Code.
+var (
+	CallResult_Code_name = map[int32]string{
+		0: "CODE_UNSPECIFIED",
+		1: "CODE_OK",
+		2: "CODE_ERROR",
+	}
+	CallResult_Code_value = map[string]int32{
+		"CODE_UNSPECIFIED": 0,
+		"CODE_OK":          1,
+		"CODE_ERROR":       2,
+	}
+)
+
+func (x CallResult_Code) Enum() *CallResult_Code {
+	p := new(CallResult_Code)
+	*p = x
+	return p
+}
+
+func (x CallResult_Code) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CallResult_Code) Descriptor() protoreflect.EnumDescriptor {
+	return file_plugins_sdk_contract_contract_proto_enumTypes[11].Descriptor()
+}
+
+func (CallResult_Code) Type() protoreflect.EnumType {
+	return &file_plugins_sdk_contract_contract_proto_enumTypes[11]
+}
+
+func (x CallResult_Code) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CallResult_Code.Descriptor instead.
+func (CallResult_Code) EnumDescriptor() ([]byte, []int) {
+	return file_plugins_sdk_contract_contract_proto_rawDescGZIP(), []int{68, 0}
+}
+
 // HandshakeRequest is sent by the host.
 type HandshakeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -804,6 +853,7 @@ type HandshakeResponse struct {
 	//	fence_peer        FencePeer can answer quiet
 	//	strided           runs with stride > 1 are served
 	//	layer_range       ops with a layer range narrower than the pool are served
+	//	repage            plans with src_pages or dst_pages other than 1 are served
 	Features []string `protobuf:"bytes,6,rep,name=features,proto3" json:"features,omitempty"`
 	// Features that the plugin needs of the host. An unknown one refuses the plugin.
 	RequiredFeatures []string `protobuf:"bytes,7,rep,name=required_features,json=requiredFeatures,proto3" json:"required_features,omitempty"`
@@ -2073,17 +2123,22 @@ func (x *RemotePoolRemove) GetPool() uint64 {
 
 // Slice is one strided copy inside a pair of pages: for i < count,
 // dst[dst_off + i*dst_stride, +len) = src[src_off + i*src_stride, +len), offsets from the page start
-// of tensor src_tensor / dst_tensor (indices into the pools' tensor lists).
+// of tensor src_tensor / dst_tensor (indices into the pools' tensor lists). The pages are src_page and
+// dst_page of a pair of groups.
 type Slice struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SrcTensor     uint32                 `protobuf:"varint,1,opt,name=src_tensor,json=srcTensor,proto3" json:"src_tensor,omitempty"`
-	DstTensor     uint32                 `protobuf:"varint,2,opt,name=dst_tensor,json=dstTensor,proto3" json:"dst_tensor,omitempty"`
-	SrcOff        uint64                 `protobuf:"varint,3,opt,name=src_off,json=srcOff,proto3" json:"src_off,omitempty"`
-	DstOff        uint64                 `protobuf:"varint,4,opt,name=dst_off,json=dstOff,proto3" json:"dst_off,omitempty"`
-	Len           uint64                 `protobuf:"varint,5,opt,name=len,proto3" json:"len,omitempty"`
-	SrcStride     uint64                 `protobuf:"varint,6,opt,name=src_stride,json=srcStride,proto3" json:"src_stride,omitempty"`
-	DstStride     uint64                 `protobuf:"varint,7,opt,name=dst_stride,json=dstStride,proto3" json:"dst_stride,omitempty"`
-	Count         uint32                 `protobuf:"varint,8,opt,name=count,proto3" json:"count,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SrcTensor uint32                 `protobuf:"varint,1,opt,name=src_tensor,json=srcTensor,proto3" json:"src_tensor,omitempty"`
+	DstTensor uint32                 `protobuf:"varint,2,opt,name=dst_tensor,json=dstTensor,proto3" json:"dst_tensor,omitempty"`
+	SrcOff    uint64                 `protobuf:"varint,3,opt,name=src_off,json=srcOff,proto3" json:"src_off,omitempty"`
+	DstOff    uint64                 `protobuf:"varint,4,opt,name=dst_off,json=dstOff,proto3" json:"dst_off,omitempty"`
+	Len       uint64                 `protobuf:"varint,5,opt,name=len,proto3" json:"len,omitempty"`
+	SrcStride uint64                 `protobuf:"varint,6,opt,name=src_stride,json=srcStride,proto3" json:"src_stride,omitempty"`
+	DstStride uint64                 `protobuf:"varint,7,opt,name=dst_stride,json=dstStride,proto3" json:"dst_stride,omitempty"`
+	Count     uint32                 `protobuf:"varint,8,opt,name=count,proto3" json:"count,omitempty"`
+	// Which page of the group (see PlanAdd.src_pages) the offsets start from: below src_pages and
+	// dst_pages. 0 where one page becomes one page.
+	SrcPage       uint32 `protobuf:"varint,9,opt,name=src_page,json=srcPage,proto3" json:"src_page,omitempty"`
+	DstPage       uint32 `protobuf:"varint,10,opt,name=dst_page,json=dstPage,proto3" json:"dst_page,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2174,7 +2229,21 @@ func (x *Slice) GetCount() uint32 {
 	return 0
 }
 
-// PlanAdd (host): how a source page becomes a destination page, once per pool pair. Not answered; a
+func (x *Slice) GetSrcPage() uint32 {
+	if x != nil {
+		return x.SrcPage
+	}
+	return 0
+}
+
+func (x *Slice) GetDstPage() uint32 {
+	if x != nil {
+		return x.DstPage
+	}
+	return 0
+}
+
+// PlanAdd (host): how source pages become destination pages, once per pool pair. Not answered; a
 // bad one makes every op that names it Failed(CAUSE_PROTOCOL). It is computed
 // by core/layout; together the slices of all plans of a group pair cover each byte of a destination
 // page exactly once. Ops name the plan; the SDK expands plan + runs + layers to bytes.
@@ -2184,7 +2253,10 @@ type PlanAdd struct {
 	SrcPool uint64                 `protobuf:"varint,2,opt,name=src_pool,json=srcPool,proto3" json:"src_pool,omitempty"`
 	Peer    uint32                 `protobuf:"varint,3,opt,name=peer,proto3" json:"peer,omitempty"`
 	DstPool uint64                 `protobuf:"varint,4,opt,name=dst_pool,json=dstPool,proto3" json:"dst_pool,omitempty"`
-	// One source page covers dst_pages_per_src destination pages, or the reverse. Both 1 in v1.
+	// A group of src_pages source pages becomes a group of dst_pages destination pages, at least 1 and at
+	// most 4096 each. An op's page lists are cut into such groups in order, and group k of the source goes
+	// to group k of the destination. Other than 1 and 1 only for plugins with feature repage; one
+	// without it answers such a plan's ops Failed(CAUSE_UNSUPPORTED).
 	SrcPages      uint32   `protobuf:"varint,5,opt,name=src_pages,json=srcPages,proto3" json:"src_pages,omitempty"`
 	DstPages      uint32   `protobuf:"varint,6,opt,name=dst_pages,json=dstPages,proto3" json:"dst_pages,omitempty"`
 	Slices        []*Slice `protobuf:"bytes,7,rep,name=slices,proto3" json:"slices,omitempty"`
@@ -2317,7 +2389,9 @@ func (x *PlanRemove) GetPlan() uint64 {
 
 // Submit (host): one op. The plugin MUST answer Accepted first (R8), then any number of Progress,
 // then exactly one of Done, Failed, Skipped, Aborted (R1), then Quiesced iff that end said
-// quiet=false. The op's pages pair up in order: page k of `source` goes to page k of `destination`.
+// quiet=false. The op's pages pair up in order, group by group (PlanAdd.src_pages): with a plan of 1 and
+// 1 page k of `source` goes to page k of `destination`. A list that is no multiple of its side's group,
+// or another number of groups than the other side's, is CAUSE_PROTOCOL.
 type Submit struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Op          uint64                 `protobuf:"varint,1,opt,name=op,proto3" json:"op,omitempty"`   // never reused within an epoch
@@ -5292,6 +5366,68 @@ func (x *CommClosed) GetComm() uint64 {
 	return 0
 }
 
+// CallResult is what a WASM guest returns from engine_v1_call (docs/wasm-abi.md). It is never empty: code
+// is 1 or more.
+type CallResult struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Code          CallResult_Code        `protobuf:"varint,1,opt,name=code,proto3,enum=terminus.contract.v1.CallResult_Code" json:"code,omitempty"`
+	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	Payload       []byte                 `protobuf:"bytes,3,opt,name=payload,proto3" json:"payload,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CallResult) Reset() {
+	*x = CallResult{}
+	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CallResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CallResult) ProtoMessage() {}
+
+func (x *CallResult) ProtoReflect() protoreflect.Message {
+	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CallResult.ProtoReflect.Descriptor instead.
+func (*CallResult) Descriptor() ([]byte, []int) {
+	return file_plugins_sdk_contract_contract_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *CallResult) GetCode() CallResult_Code {
+	if x != nil {
+		return x.Code
+	}
+	return CallResult_CODE_UNSPECIFIED
+}
+
+func (x *CallResult) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *CallResult) GetPayload() []byte {
+	if x != nil {
+		return x.Payload
+	}
+	return nil
+}
+
 type HostFrame struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Events        []*HostEvent           `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
@@ -5301,7 +5437,7 @@ type HostFrame struct {
 
 func (x *HostFrame) Reset() {
 	*x = HostFrame{}
-	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[68]
+	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5313,7 +5449,7 @@ func (x *HostFrame) String() string {
 func (*HostFrame) ProtoMessage() {}
 
 func (x *HostFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[68]
+	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5326,7 +5462,7 @@ func (x *HostFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostFrame.ProtoReflect.Descriptor instead.
 func (*HostFrame) Descriptor() ([]byte, []int) {
-	return file_plugins_sdk_contract_contract_proto_rawDescGZIP(), []int{68}
+	return file_plugins_sdk_contract_contract_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *HostFrame) GetEvents() []*HostEvent {
@@ -5374,7 +5510,7 @@ type HostEvent struct {
 
 func (x *HostEvent) Reset() {
 	*x = HostEvent{}
-	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[69]
+	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5386,7 +5522,7 @@ func (x *HostEvent) String() string {
 func (*HostEvent) ProtoMessage() {}
 
 func (x *HostEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[69]
+	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5399,7 +5535,7 @@ func (x *HostEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostEvent.ProtoReflect.Descriptor instead.
 func (*HostEvent) Descriptor() ([]byte, []int) {
-	return file_plugins_sdk_contract_contract_proto_rawDescGZIP(), []int{69}
+	return file_plugins_sdk_contract_contract_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *HostEvent) GetEvent() isHostEvent_Event {
@@ -5827,7 +5963,7 @@ type PluginFrame struct {
 
 func (x *PluginFrame) Reset() {
 	*x = PluginFrame{}
-	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[70]
+	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5839,7 +5975,7 @@ func (x *PluginFrame) String() string {
 func (*PluginFrame) ProtoMessage() {}
 
 func (x *PluginFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[70]
+	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5852,7 +5988,7 @@ func (x *PluginFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginFrame.ProtoReflect.Descriptor instead.
 func (*PluginFrame) Descriptor() ([]byte, []int) {
-	return file_plugins_sdk_contract_contract_proto_rawDescGZIP(), []int{70}
+	return file_plugins_sdk_contract_contract_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *PluginFrame) GetEvents() []*PluginEvent {
@@ -5904,7 +6040,7 @@ type PluginEvent struct {
 
 func (x *PluginEvent) Reset() {
 	*x = PluginEvent{}
-	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[71]
+	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5916,7 +6052,7 @@ func (x *PluginEvent) String() string {
 func (*PluginEvent) ProtoMessage() {}
 
 func (x *PluginEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[71]
+	mi := &file_plugins_sdk_contract_contract_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5929,7 +6065,7 @@ func (x *PluginEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginEvent.ProtoReflect.Descriptor instead.
 func (*PluginEvent) Descriptor() ([]byte, []int) {
-	return file_plugins_sdk_contract_contract_proto_rawDescGZIP(), []int{71}
+	return file_plugins_sdk_contract_contract_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *PluginEvent) GetEvent() isPluginEvent_Event {
@@ -6523,7 +6659,7 @@ const file_plugins_sdk_contract_contract_proto_rawDesc = "" +
 	"\x04pool\x18\x02 \x01(\v2\x1d.terminus.contract.v1.PoolAddR\x04pool\":\n" +
 	"\x10RemotePoolRemove\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\rR\x04peer\x12\x12\n" +
-	"\x04pool\x18\x02 \x01(\x04R\x04pool\"\xdd\x01\n" +
+	"\x04pool\x18\x02 \x01(\x04R\x04pool\"\x93\x02\n" +
 	"\x05Slice\x12\x1d\n" +
 	"\n" +
 	"src_tensor\x18\x01 \x01(\rR\tsrcTensor\x12\x1d\n" +
@@ -6536,7 +6672,10 @@ const file_plugins_sdk_contract_contract_proto_rawDesc = "" +
 	"src_stride\x18\x06 \x01(\x04R\tsrcStride\x12\x1d\n" +
 	"\n" +
 	"dst_stride\x18\a \x01(\x04R\tdstStride\x12\x14\n" +
-	"\x05count\x18\b \x01(\rR\x05count\"\xd6\x01\n" +
+	"\x05count\x18\b \x01(\rR\x05count\x12\x19\n" +
+	"\bsrc_page\x18\t \x01(\rR\asrcPage\x12\x19\n" +
+	"\bdst_page\x18\n" +
+	" \x01(\rR\adstPage\"\xd6\x01\n" +
 	"\aPlanAdd\x12\x12\n" +
 	"\x04plan\x18\x01 \x01(\x04R\x04plan\x12\x19\n" +
 	"\bsrc_pool\x18\x02 \x01(\x04R\asrcPool\x12\x12\n" +
@@ -6785,7 +6924,17 @@ const file_plugins_sdk_contract_contract_proto_rawDesc = "" +
 	"\x04comm\x18\x01 \x01(\x04R\x04comm\" \n" +
 	"\n" +
 	"CommClosed\x12\x12\n" +
-	"\x04comm\x18\x01 \x01(\x04R\x04comm\"D\n" +
+	"\x04comm\x18\x01 \x01(\x04R\x04comm\"\xb6\x01\n" +
+	"\n" +
+	"CallResult\x129\n" +
+	"\x04code\x18\x01 \x01(\x0e2%.terminus.contract.v1.CallResult.CodeR\x04code\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12\x18\n" +
+	"\apayload\x18\x03 \x01(\fR\apayload\"9\n" +
+	"\x04Code\x12\x14\n" +
+	"\x10CODE_UNSPECIFIED\x10\x00\x12\v\n" +
+	"\aCODE_OK\x10\x01\x12\x0e\n" +
+	"\n" +
+	"CODE_ERROR\x10\x02\"D\n" +
 	"\tHostFrame\x127\n" +
 	"\x06events\x18\x01 \x03(\v2\x1f.terminus.contract.v1.HostEventR\x06events\"\xef\r\n" +
 	"\tHostEvent\x12@\n" +
@@ -6954,8 +7103,8 @@ func file_plugins_sdk_contract_contract_proto_rawDescGZIP() []byte {
 	return file_plugins_sdk_contract_contract_proto_rawDescData
 }
 
-var file_plugins_sdk_contract_contract_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
-var file_plugins_sdk_contract_contract_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
+var file_plugins_sdk_contract_contract_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
+var file_plugins_sdk_contract_contract_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
 var file_plugins_sdk_contract_contract_proto_goTypes = []any{
 	(Kind)(0),                   // 0: terminus.contract.v1.Kind
 	(MemoryKind)(0),             // 1: terminus.contract.v1.MemoryKind
@@ -6968,101 +7117,103 @@ var file_plugins_sdk_contract_contract_proto_goTypes = []any{
 	(CollectiveOp)(0),           // 8: terminus.contract.v1.CollectiveOp
 	(CommMemory)(0),             // 9: terminus.contract.v1.CommMemory
 	(Log_Level)(0),              // 10: terminus.contract.v1.Log.Level
-	(*HandshakeRequest)(nil),    // 11: terminus.contract.v1.HandshakeRequest
-	(*HandshakeResponse)(nil),   // 12: terminus.contract.v1.HandshakeResponse
-	(*SdkInfo)(nil),             // 13: terminus.contract.v1.SdkInfo
-	(*Limits)(nil),              // 14: terminus.contract.v1.Limits
-	(*Opener)(nil),              // 15: terminus.contract.v1.Opener
-	(*Generation)(nil),          // 16: terminus.contract.v1.Generation
-	(*Runs)(nil),                // 17: terminus.contract.v1.Runs
-	(*RegionAdd)(nil),           // 18: terminus.contract.v1.RegionAdd
-	(*RegionRemove)(nil),        // 19: terminus.contract.v1.RegionRemove
-	(*Tensor)(nil),              // 20: terminus.contract.v1.Tensor
-	(*PoolAdd)(nil),             // 21: terminus.contract.v1.PoolAdd
-	(*PoolRemove)(nil),          // 22: terminus.contract.v1.PoolRemove
-	(*PeerAdd)(nil),             // 23: terminus.contract.v1.PeerAdd
-	(*PeerAccept)(nil),          // 24: terminus.contract.v1.PeerAccept
-	(*PeerRemove)(nil),          // 25: terminus.contract.v1.PeerRemove
-	(*RemoteRegionAdd)(nil),     // 26: terminus.contract.v1.RemoteRegionAdd
-	(*RemoteRegionRemove)(nil),  // 27: terminus.contract.v1.RemoteRegionRemove
-	(*RemotePoolAdd)(nil),       // 28: terminus.contract.v1.RemotePoolAdd
-	(*RemotePoolRemove)(nil),    // 29: terminus.contract.v1.RemotePoolRemove
-	(*Slice)(nil),               // 30: terminus.contract.v1.Slice
-	(*PlanAdd)(nil),             // 31: terminus.contract.v1.PlanAdd
-	(*PlanRemove)(nil),          // 32: terminus.contract.v1.PlanRemove
-	(*Submit)(nil),              // 33: terminus.contract.v1.Submit
-	(*AbortOp)(nil),             // 34: terminus.contract.v1.AbortOp
-	(*Grant)(nil),               // 35: terminus.contract.v1.Grant
-	(*GrantPart)(nil),           // 36: terminus.contract.v1.GrantPart
-	(*Revoke)(nil),              // 37: terminus.contract.v1.Revoke
-	(*FencePeer)(nil),           // 38: terminus.contract.v1.FencePeer
-	(*Drain)(nil),               // 39: terminus.contract.v1.Drain
-	(*StatsRequest)(nil),        // 40: terminus.contract.v1.StatsRequest
-	(*Beat)(nil),                // 41: terminus.contract.v1.Beat
-	(*Busy)(nil),                // 42: terminus.contract.v1.Busy
-	(*Fault)(nil),               // 43: terminus.contract.v1.Fault
-	(*RegionReady)(nil),         // 44: terminus.contract.v1.RegionReady
-	(*RegionFailed)(nil),        // 45: terminus.contract.v1.RegionFailed
-	(*RegionRemoved)(nil),       // 46: terminus.contract.v1.RegionRemoved
-	(*PeerReady)(nil),           // 47: terminus.contract.v1.PeerReady
-	(*PeerFailed)(nil),          // 48: terminus.contract.v1.PeerFailed
-	(*PeerRemoved)(nil),         // 49: terminus.contract.v1.PeerRemoved
-	(*RemoteRegionReady)(nil),   // 50: terminus.contract.v1.RemoteRegionReady
-	(*RemoteRegionFailed)(nil),  // 51: terminus.contract.v1.RemoteRegionFailed
-	(*RemoteRegionRemoved)(nil), // 52: terminus.contract.v1.RemoteRegionRemoved
-	(*Accepted)(nil),            // 53: terminus.contract.v1.Accepted
-	(*Progress)(nil),            // 54: terminus.contract.v1.Progress
-	(*Done)(nil),                // 55: terminus.contract.v1.Done
-	(*Failed)(nil),              // 56: terminus.contract.v1.Failed
-	(*Skipped)(nil),             // 57: terminus.contract.v1.Skipped
-	(*Aborted)(nil),             // 58: terminus.contract.v1.Aborted
-	(*Quiesced)(nil),            // 59: terminus.contract.v1.Quiesced
-	(*Granted)(nil),             // 60: terminus.contract.v1.Granted
-	(*GrantFailed)(nil),         // 61: terminus.contract.v1.GrantFailed
-	(*Revoked)(nil),             // 62: terminus.contract.v1.Revoked
-	(*Fenced)(nil),              // 63: terminus.contract.v1.Fenced
-	(*Drained)(nil),             // 64: terminus.contract.v1.Drained
-	(*Stats)(nil),               // 65: terminus.contract.v1.Stats
-	(*Log)(nil),                 // 66: terminus.contract.v1.Log
-	(*CommCreate)(nil),          // 67: terminus.contract.v1.CommCreate
-	(*CommHandles)(nil),         // 68: terminus.contract.v1.CommHandles
-	(*CommMapping)(nil),         // 69: terminus.contract.v1.CommMapping
-	(*CommReady)(nil),           // 70: terminus.contract.v1.CommReady
-	(*CommFailed)(nil),          // 71: terminus.contract.v1.CommFailed
-	(*CommRun)(nil),             // 72: terminus.contract.v1.CommRun
-	(*CommBuffer)(nil),          // 73: terminus.contract.v1.CommBuffer
-	(*Diagnosis)(nil),           // 74: terminus.contract.v1.Diagnosis
-	(*Poison)(nil),              // 75: terminus.contract.v1.Poison
-	(*Rebuild)(nil),             // 76: terminus.contract.v1.Rebuild
-	(*CommClose)(nil),           // 77: terminus.contract.v1.CommClose
-	(*CommClosed)(nil),          // 78: terminus.contract.v1.CommClosed
-	(*HostFrame)(nil),           // 79: terminus.contract.v1.HostFrame
-	(*HostEvent)(nil),           // 80: terminus.contract.v1.HostEvent
-	(*PluginFrame)(nil),         // 81: terminus.contract.v1.PluginFrame
-	(*PluginEvent)(nil),         // 82: terminus.contract.v1.PluginEvent
-	nil,                         // 83: terminus.contract.v1.Stats.CountersEntry
+	(CallResult_Code)(0),        // 11: terminus.contract.v1.CallResult.Code
+	(*HandshakeRequest)(nil),    // 12: terminus.contract.v1.HandshakeRequest
+	(*HandshakeResponse)(nil),   // 13: terminus.contract.v1.HandshakeResponse
+	(*SdkInfo)(nil),             // 14: terminus.contract.v1.SdkInfo
+	(*Limits)(nil),              // 15: terminus.contract.v1.Limits
+	(*Opener)(nil),              // 16: terminus.contract.v1.Opener
+	(*Generation)(nil),          // 17: terminus.contract.v1.Generation
+	(*Runs)(nil),                // 18: terminus.contract.v1.Runs
+	(*RegionAdd)(nil),           // 19: terminus.contract.v1.RegionAdd
+	(*RegionRemove)(nil),        // 20: terminus.contract.v1.RegionRemove
+	(*Tensor)(nil),              // 21: terminus.contract.v1.Tensor
+	(*PoolAdd)(nil),             // 22: terminus.contract.v1.PoolAdd
+	(*PoolRemove)(nil),          // 23: terminus.contract.v1.PoolRemove
+	(*PeerAdd)(nil),             // 24: terminus.contract.v1.PeerAdd
+	(*PeerAccept)(nil),          // 25: terminus.contract.v1.PeerAccept
+	(*PeerRemove)(nil),          // 26: terminus.contract.v1.PeerRemove
+	(*RemoteRegionAdd)(nil),     // 27: terminus.contract.v1.RemoteRegionAdd
+	(*RemoteRegionRemove)(nil),  // 28: terminus.contract.v1.RemoteRegionRemove
+	(*RemotePoolAdd)(nil),       // 29: terminus.contract.v1.RemotePoolAdd
+	(*RemotePoolRemove)(nil),    // 30: terminus.contract.v1.RemotePoolRemove
+	(*Slice)(nil),               // 31: terminus.contract.v1.Slice
+	(*PlanAdd)(nil),             // 32: terminus.contract.v1.PlanAdd
+	(*PlanRemove)(nil),          // 33: terminus.contract.v1.PlanRemove
+	(*Submit)(nil),              // 34: terminus.contract.v1.Submit
+	(*AbortOp)(nil),             // 35: terminus.contract.v1.AbortOp
+	(*Grant)(nil),               // 36: terminus.contract.v1.Grant
+	(*GrantPart)(nil),           // 37: terminus.contract.v1.GrantPart
+	(*Revoke)(nil),              // 38: terminus.contract.v1.Revoke
+	(*FencePeer)(nil),           // 39: terminus.contract.v1.FencePeer
+	(*Drain)(nil),               // 40: terminus.contract.v1.Drain
+	(*StatsRequest)(nil),        // 41: terminus.contract.v1.StatsRequest
+	(*Beat)(nil),                // 42: terminus.contract.v1.Beat
+	(*Busy)(nil),                // 43: terminus.contract.v1.Busy
+	(*Fault)(nil),               // 44: terminus.contract.v1.Fault
+	(*RegionReady)(nil),         // 45: terminus.contract.v1.RegionReady
+	(*RegionFailed)(nil),        // 46: terminus.contract.v1.RegionFailed
+	(*RegionRemoved)(nil),       // 47: terminus.contract.v1.RegionRemoved
+	(*PeerReady)(nil),           // 48: terminus.contract.v1.PeerReady
+	(*PeerFailed)(nil),          // 49: terminus.contract.v1.PeerFailed
+	(*PeerRemoved)(nil),         // 50: terminus.contract.v1.PeerRemoved
+	(*RemoteRegionReady)(nil),   // 51: terminus.contract.v1.RemoteRegionReady
+	(*RemoteRegionFailed)(nil),  // 52: terminus.contract.v1.RemoteRegionFailed
+	(*RemoteRegionRemoved)(nil), // 53: terminus.contract.v1.RemoteRegionRemoved
+	(*Accepted)(nil),            // 54: terminus.contract.v1.Accepted
+	(*Progress)(nil),            // 55: terminus.contract.v1.Progress
+	(*Done)(nil),                // 56: terminus.contract.v1.Done
+	(*Failed)(nil),              // 57: terminus.contract.v1.Failed
+	(*Skipped)(nil),             // 58: terminus.contract.v1.Skipped
+	(*Aborted)(nil),             // 59: terminus.contract.v1.Aborted
+	(*Quiesced)(nil),            // 60: terminus.contract.v1.Quiesced
+	(*Granted)(nil),             // 61: terminus.contract.v1.Granted
+	(*GrantFailed)(nil),         // 62: terminus.contract.v1.GrantFailed
+	(*Revoked)(nil),             // 63: terminus.contract.v1.Revoked
+	(*Fenced)(nil),              // 64: terminus.contract.v1.Fenced
+	(*Drained)(nil),             // 65: terminus.contract.v1.Drained
+	(*Stats)(nil),               // 66: terminus.contract.v1.Stats
+	(*Log)(nil),                 // 67: terminus.contract.v1.Log
+	(*CommCreate)(nil),          // 68: terminus.contract.v1.CommCreate
+	(*CommHandles)(nil),         // 69: terminus.contract.v1.CommHandles
+	(*CommMapping)(nil),         // 70: terminus.contract.v1.CommMapping
+	(*CommReady)(nil),           // 71: terminus.contract.v1.CommReady
+	(*CommFailed)(nil),          // 72: terminus.contract.v1.CommFailed
+	(*CommRun)(nil),             // 73: terminus.contract.v1.CommRun
+	(*CommBuffer)(nil),          // 74: terminus.contract.v1.CommBuffer
+	(*Diagnosis)(nil),           // 75: terminus.contract.v1.Diagnosis
+	(*Poison)(nil),              // 76: terminus.contract.v1.Poison
+	(*Rebuild)(nil),             // 77: terminus.contract.v1.Rebuild
+	(*CommClose)(nil),           // 78: terminus.contract.v1.CommClose
+	(*CommClosed)(nil),          // 79: terminus.contract.v1.CommClosed
+	(*CallResult)(nil),          // 80: terminus.contract.v1.CallResult
+	(*HostFrame)(nil),           // 81: terminus.contract.v1.HostFrame
+	(*HostEvent)(nil),           // 82: terminus.contract.v1.HostEvent
+	(*PluginFrame)(nil),         // 83: terminus.contract.v1.PluginFrame
+	(*PluginEvent)(nil),         // 84: terminus.contract.v1.PluginEvent
+	nil,                         // 85: terminus.contract.v1.Stats.CountersEntry
 }
 var file_plugins_sdk_contract_contract_proto_depIdxs = []int32{
 	0,   // 0: terminus.contract.v1.HandshakeResponse.kinds:type_name -> terminus.contract.v1.Kind
 	1,   // 1: terminus.contract.v1.HandshakeResponse.memory_kinds:type_name -> terminus.contract.v1.MemoryKind
-	14,  // 2: terminus.contract.v1.HandshakeResponse.limits:type_name -> terminus.contract.v1.Limits
-	13,  // 3: terminus.contract.v1.HandshakeResponse.sdk:type_name -> terminus.contract.v1.SdkInfo
-	15,  // 4: terminus.contract.v1.Generation.source:type_name -> terminus.contract.v1.Opener
-	15,  // 5: terminus.contract.v1.Generation.destination:type_name -> terminus.contract.v1.Opener
+	15,  // 2: terminus.contract.v1.HandshakeResponse.limits:type_name -> terminus.contract.v1.Limits
+	14,  // 3: terminus.contract.v1.HandshakeResponse.sdk:type_name -> terminus.contract.v1.SdkInfo
+	16,  // 4: terminus.contract.v1.Generation.source:type_name -> terminus.contract.v1.Opener
+	16,  // 5: terminus.contract.v1.Generation.destination:type_name -> terminus.contract.v1.Opener
 	1,   // 6: terminus.contract.v1.RegionAdd.kind:type_name -> terminus.contract.v1.MemoryKind
-	20,  // 7: terminus.contract.v1.PoolAdd.tensors:type_name -> terminus.contract.v1.Tensor
+	21,  // 7: terminus.contract.v1.PoolAdd.tensors:type_name -> terminus.contract.v1.Tensor
 	2,   // 8: terminus.contract.v1.PeerAdd.require_lane:type_name -> terminus.contract.v1.Lane
-	21,  // 9: terminus.contract.v1.RemotePoolAdd.pool:type_name -> terminus.contract.v1.PoolAdd
-	30,  // 10: terminus.contract.v1.PlanAdd.slices:type_name -> terminus.contract.v1.Slice
-	16,  // 11: terminus.contract.v1.Submit.generation:type_name -> terminus.contract.v1.Generation
+	22,  // 9: terminus.contract.v1.RemotePoolAdd.pool:type_name -> terminus.contract.v1.PoolAdd
+	31,  // 10: terminus.contract.v1.PlanAdd.slices:type_name -> terminus.contract.v1.Slice
+	17,  // 11: terminus.contract.v1.Submit.generation:type_name -> terminus.contract.v1.Generation
 	3,   // 12: terminus.contract.v1.Submit.direction:type_name -> terminus.contract.v1.Direction
-	17,  // 13: terminus.contract.v1.Submit.source:type_name -> terminus.contract.v1.Runs
-	17,  // 14: terminus.contract.v1.Submit.destination:type_name -> terminus.contract.v1.Runs
-	15,  // 15: terminus.contract.v1.Grant.destination:type_name -> terminus.contract.v1.Opener
-	36,  // 16: terminus.contract.v1.Grant.parts:type_name -> terminus.contract.v1.GrantPart
-	17,  // 17: terminus.contract.v1.GrantPart.pages:type_name -> terminus.contract.v1.Runs
-	15,  // 18: terminus.contract.v1.Revoke.destination:type_name -> terminus.contract.v1.Opener
-	42,  // 19: terminus.contract.v1.Beat.busy:type_name -> terminus.contract.v1.Busy
+	18,  // 13: terminus.contract.v1.Submit.source:type_name -> terminus.contract.v1.Runs
+	18,  // 14: terminus.contract.v1.Submit.destination:type_name -> terminus.contract.v1.Runs
+	16,  // 15: terminus.contract.v1.Grant.destination:type_name -> terminus.contract.v1.Opener
+	37,  // 16: terminus.contract.v1.Grant.parts:type_name -> terminus.contract.v1.GrantPart
+	18,  // 17: terminus.contract.v1.GrantPart.pages:type_name -> terminus.contract.v1.Runs
+	16,  // 18: terminus.contract.v1.Revoke.destination:type_name -> terminus.contract.v1.Opener
+	43,  // 19: terminus.contract.v1.Beat.busy:type_name -> terminus.contract.v1.Busy
 	5,   // 20: terminus.contract.v1.Busy.kind:type_name -> terminus.contract.v1.BusyKind
 	4,   // 21: terminus.contract.v1.RegionFailed.cause:type_name -> terminus.contract.v1.Cause
 	2,   // 22: terminus.contract.v1.PeerReady.lane:type_name -> terminus.contract.v1.Lane
@@ -7073,89 +7224,90 @@ var file_plugins_sdk_contract_contract_proto_depIdxs = []int32{
 	4,   // 27: terminus.contract.v1.Skipped.cause:type_name -> terminus.contract.v1.Cause
 	4,   // 28: terminus.contract.v1.GrantFailed.cause:type_name -> terminus.contract.v1.Cause
 	6,   // 29: terminus.contract.v1.Fenced.result:type_name -> terminus.contract.v1.FenceResult
-	83,  // 30: terminus.contract.v1.Stats.counters:type_name -> terminus.contract.v1.Stats.CountersEntry
+	85,  // 30: terminus.contract.v1.Stats.counters:type_name -> terminus.contract.v1.Stats.CountersEntry
 	10,  // 31: terminus.contract.v1.Log.level:type_name -> terminus.contract.v1.Log.Level
 	7,   // 32: terminus.contract.v1.CommCreate.dtype:type_name -> terminus.contract.v1.DType
 	1,   // 33: terminus.contract.v1.CommCreate.kind:type_name -> terminus.contract.v1.MemoryKind
-	69,  // 34: terminus.contract.v1.CommHandles.mappings:type_name -> terminus.contract.v1.CommMapping
+	70,  // 34: terminus.contract.v1.CommHandles.mappings:type_name -> terminus.contract.v1.CommMapping
 	9,   // 35: terminus.contract.v1.CommMapping.memory:type_name -> terminus.contract.v1.CommMemory
 	1,   // 36: terminus.contract.v1.CommMapping.kind:type_name -> terminus.contract.v1.MemoryKind
 	4,   // 37: terminus.contract.v1.CommFailed.cause:type_name -> terminus.contract.v1.Cause
 	8,   // 38: terminus.contract.v1.CommRun.kind:type_name -> terminus.contract.v1.CollectiveOp
-	73,  // 39: terminus.contract.v1.CommRun.buffers:type_name -> terminus.contract.v1.CommBuffer
+	74,  // 39: terminus.contract.v1.CommRun.buffers:type_name -> terminus.contract.v1.CommBuffer
 	4,   // 40: terminus.contract.v1.Diagnosis.cause:type_name -> terminus.contract.v1.Cause
 	4,   // 41: terminus.contract.v1.Poison.cause:type_name -> terminus.contract.v1.Cause
-	80,  // 42: terminus.contract.v1.HostFrame.events:type_name -> terminus.contract.v1.HostEvent
-	18,  // 43: terminus.contract.v1.HostEvent.region_add:type_name -> terminus.contract.v1.RegionAdd
-	19,  // 44: terminus.contract.v1.HostEvent.region_remove:type_name -> terminus.contract.v1.RegionRemove
-	21,  // 45: terminus.contract.v1.HostEvent.pool_add:type_name -> terminus.contract.v1.PoolAdd
-	22,  // 46: terminus.contract.v1.HostEvent.pool_remove:type_name -> terminus.contract.v1.PoolRemove
-	23,  // 47: terminus.contract.v1.HostEvent.peer_add:type_name -> terminus.contract.v1.PeerAdd
-	24,  // 48: terminus.contract.v1.HostEvent.peer_accept:type_name -> terminus.contract.v1.PeerAccept
-	25,  // 49: terminus.contract.v1.HostEvent.peer_remove:type_name -> terminus.contract.v1.PeerRemove
-	28,  // 50: terminus.contract.v1.HostEvent.remote_pool_add:type_name -> terminus.contract.v1.RemotePoolAdd
-	31,  // 51: terminus.contract.v1.HostEvent.plan_add:type_name -> terminus.contract.v1.PlanAdd
-	32,  // 52: terminus.contract.v1.HostEvent.plan_remove:type_name -> terminus.contract.v1.PlanRemove
-	33,  // 53: terminus.contract.v1.HostEvent.submit:type_name -> terminus.contract.v1.Submit
-	34,  // 54: terminus.contract.v1.HostEvent.abort:type_name -> terminus.contract.v1.AbortOp
-	35,  // 55: terminus.contract.v1.HostEvent.grant:type_name -> terminus.contract.v1.Grant
-	37,  // 56: terminus.contract.v1.HostEvent.revoke:type_name -> terminus.contract.v1.Revoke
-	38,  // 57: terminus.contract.v1.HostEvent.fence_peer:type_name -> terminus.contract.v1.FencePeer
-	39,  // 58: terminus.contract.v1.HostEvent.drain:type_name -> terminus.contract.v1.Drain
-	40,  // 59: terminus.contract.v1.HostEvent.stats:type_name -> terminus.contract.v1.StatsRequest
-	41,  // 60: terminus.contract.v1.HostEvent.beat:type_name -> terminus.contract.v1.Beat
-	43,  // 61: terminus.contract.v1.HostEvent.fault:type_name -> terminus.contract.v1.Fault
-	29,  // 62: terminus.contract.v1.HostEvent.remote_pool_remove:type_name -> terminus.contract.v1.RemotePoolRemove
-	26,  // 63: terminus.contract.v1.HostEvent.remote_region_add:type_name -> terminus.contract.v1.RemoteRegionAdd
-	27,  // 64: terminus.contract.v1.HostEvent.remote_region_remove:type_name -> terminus.contract.v1.RemoteRegionRemove
-	67,  // 65: terminus.contract.v1.HostEvent.comm_create:type_name -> terminus.contract.v1.CommCreate
-	72,  // 66: terminus.contract.v1.HostEvent.comm_run:type_name -> terminus.contract.v1.CommRun
-	75,  // 67: terminus.contract.v1.HostEvent.poison:type_name -> terminus.contract.v1.Poison
-	76,  // 68: terminus.contract.v1.HostEvent.rebuild:type_name -> terminus.contract.v1.Rebuild
-	77,  // 69: terminus.contract.v1.HostEvent.comm_close:type_name -> terminus.contract.v1.CommClose
-	82,  // 70: terminus.contract.v1.PluginFrame.events:type_name -> terminus.contract.v1.PluginEvent
-	44,  // 71: terminus.contract.v1.PluginEvent.region_ready:type_name -> terminus.contract.v1.RegionReady
-	45,  // 72: terminus.contract.v1.PluginEvent.region_failed:type_name -> terminus.contract.v1.RegionFailed
-	46,  // 73: terminus.contract.v1.PluginEvent.region_removed:type_name -> terminus.contract.v1.RegionRemoved
-	47,  // 74: terminus.contract.v1.PluginEvent.peer_ready:type_name -> terminus.contract.v1.PeerReady
-	48,  // 75: terminus.contract.v1.PluginEvent.peer_failed:type_name -> terminus.contract.v1.PeerFailed
-	49,  // 76: terminus.contract.v1.PluginEvent.peer_removed:type_name -> terminus.contract.v1.PeerRemoved
-	53,  // 77: terminus.contract.v1.PluginEvent.accepted:type_name -> terminus.contract.v1.Accepted
-	54,  // 78: terminus.contract.v1.PluginEvent.progress:type_name -> terminus.contract.v1.Progress
-	55,  // 79: terminus.contract.v1.PluginEvent.done:type_name -> terminus.contract.v1.Done
-	56,  // 80: terminus.contract.v1.PluginEvent.failed:type_name -> terminus.contract.v1.Failed
-	57,  // 81: terminus.contract.v1.PluginEvent.skipped:type_name -> terminus.contract.v1.Skipped
-	58,  // 82: terminus.contract.v1.PluginEvent.aborted:type_name -> terminus.contract.v1.Aborted
-	59,  // 83: terminus.contract.v1.PluginEvent.quiesced:type_name -> terminus.contract.v1.Quiesced
-	60,  // 84: terminus.contract.v1.PluginEvent.granted:type_name -> terminus.contract.v1.Granted
-	61,  // 85: terminus.contract.v1.PluginEvent.grant_failed:type_name -> terminus.contract.v1.GrantFailed
-	62,  // 86: terminus.contract.v1.PluginEvent.revoked:type_name -> terminus.contract.v1.Revoked
-	63,  // 87: terminus.contract.v1.PluginEvent.fenced:type_name -> terminus.contract.v1.Fenced
-	64,  // 88: terminus.contract.v1.PluginEvent.drained:type_name -> terminus.contract.v1.Drained
-	65,  // 89: terminus.contract.v1.PluginEvent.stats:type_name -> terminus.contract.v1.Stats
-	41,  // 90: terminus.contract.v1.PluginEvent.beat:type_name -> terminus.contract.v1.Beat
-	43,  // 91: terminus.contract.v1.PluginEvent.fault:type_name -> terminus.contract.v1.Fault
-	66,  // 92: terminus.contract.v1.PluginEvent.log:type_name -> terminus.contract.v1.Log
-	50,  // 93: terminus.contract.v1.PluginEvent.remote_region_ready:type_name -> terminus.contract.v1.RemoteRegionReady
-	51,  // 94: terminus.contract.v1.PluginEvent.remote_region_failed:type_name -> terminus.contract.v1.RemoteRegionFailed
-	52,  // 95: terminus.contract.v1.PluginEvent.remote_region_removed:type_name -> terminus.contract.v1.RemoteRegionRemoved
-	68,  // 96: terminus.contract.v1.PluginEvent.comm_handles:type_name -> terminus.contract.v1.CommHandles
-	70,  // 97: terminus.contract.v1.PluginEvent.comm_ready:type_name -> terminus.contract.v1.CommReady
-	71,  // 98: terminus.contract.v1.PluginEvent.comm_failed:type_name -> terminus.contract.v1.CommFailed
-	74,  // 99: terminus.contract.v1.PluginEvent.diagnosis:type_name -> terminus.contract.v1.Diagnosis
-	75,  // 100: terminus.contract.v1.PluginEvent.poison:type_name -> terminus.contract.v1.Poison
-	78,  // 101: terminus.contract.v1.PluginEvent.comm_closed:type_name -> terminus.contract.v1.CommClosed
-	11,  // 102: terminus.contract.v1.Plugin.Handshake:input_type -> terminus.contract.v1.HandshakeRequest
-	79,  // 103: terminus.contract.v1.Plugin.Session:input_type -> terminus.contract.v1.HostFrame
-	79,  // 104: terminus.contract.v1.Plugin.Control:input_type -> terminus.contract.v1.HostFrame
-	12,  // 105: terminus.contract.v1.Plugin.Handshake:output_type -> terminus.contract.v1.HandshakeResponse
-	81,  // 106: terminus.contract.v1.Plugin.Session:output_type -> terminus.contract.v1.PluginFrame
-	81,  // 107: terminus.contract.v1.Plugin.Control:output_type -> terminus.contract.v1.PluginFrame
-	105, // [105:108] is the sub-list for method output_type
-	102, // [102:105] is the sub-list for method input_type
-	102, // [102:102] is the sub-list for extension type_name
-	102, // [102:102] is the sub-list for extension extendee
-	0,   // [0:102] is the sub-list for field type_name
+	11,  // 42: terminus.contract.v1.CallResult.code:type_name -> terminus.contract.v1.CallResult.Code
+	82,  // 43: terminus.contract.v1.HostFrame.events:type_name -> terminus.contract.v1.HostEvent
+	19,  // 44: terminus.contract.v1.HostEvent.region_add:type_name -> terminus.contract.v1.RegionAdd
+	20,  // 45: terminus.contract.v1.HostEvent.region_remove:type_name -> terminus.contract.v1.RegionRemove
+	22,  // 46: terminus.contract.v1.HostEvent.pool_add:type_name -> terminus.contract.v1.PoolAdd
+	23,  // 47: terminus.contract.v1.HostEvent.pool_remove:type_name -> terminus.contract.v1.PoolRemove
+	24,  // 48: terminus.contract.v1.HostEvent.peer_add:type_name -> terminus.contract.v1.PeerAdd
+	25,  // 49: terminus.contract.v1.HostEvent.peer_accept:type_name -> terminus.contract.v1.PeerAccept
+	26,  // 50: terminus.contract.v1.HostEvent.peer_remove:type_name -> terminus.contract.v1.PeerRemove
+	29,  // 51: terminus.contract.v1.HostEvent.remote_pool_add:type_name -> terminus.contract.v1.RemotePoolAdd
+	32,  // 52: terminus.contract.v1.HostEvent.plan_add:type_name -> terminus.contract.v1.PlanAdd
+	33,  // 53: terminus.contract.v1.HostEvent.plan_remove:type_name -> terminus.contract.v1.PlanRemove
+	34,  // 54: terminus.contract.v1.HostEvent.submit:type_name -> terminus.contract.v1.Submit
+	35,  // 55: terminus.contract.v1.HostEvent.abort:type_name -> terminus.contract.v1.AbortOp
+	36,  // 56: terminus.contract.v1.HostEvent.grant:type_name -> terminus.contract.v1.Grant
+	38,  // 57: terminus.contract.v1.HostEvent.revoke:type_name -> terminus.contract.v1.Revoke
+	39,  // 58: terminus.contract.v1.HostEvent.fence_peer:type_name -> terminus.contract.v1.FencePeer
+	40,  // 59: terminus.contract.v1.HostEvent.drain:type_name -> terminus.contract.v1.Drain
+	41,  // 60: terminus.contract.v1.HostEvent.stats:type_name -> terminus.contract.v1.StatsRequest
+	42,  // 61: terminus.contract.v1.HostEvent.beat:type_name -> terminus.contract.v1.Beat
+	44,  // 62: terminus.contract.v1.HostEvent.fault:type_name -> terminus.contract.v1.Fault
+	30,  // 63: terminus.contract.v1.HostEvent.remote_pool_remove:type_name -> terminus.contract.v1.RemotePoolRemove
+	27,  // 64: terminus.contract.v1.HostEvent.remote_region_add:type_name -> terminus.contract.v1.RemoteRegionAdd
+	28,  // 65: terminus.contract.v1.HostEvent.remote_region_remove:type_name -> terminus.contract.v1.RemoteRegionRemove
+	68,  // 66: terminus.contract.v1.HostEvent.comm_create:type_name -> terminus.contract.v1.CommCreate
+	73,  // 67: terminus.contract.v1.HostEvent.comm_run:type_name -> terminus.contract.v1.CommRun
+	76,  // 68: terminus.contract.v1.HostEvent.poison:type_name -> terminus.contract.v1.Poison
+	77,  // 69: terminus.contract.v1.HostEvent.rebuild:type_name -> terminus.contract.v1.Rebuild
+	78,  // 70: terminus.contract.v1.HostEvent.comm_close:type_name -> terminus.contract.v1.CommClose
+	84,  // 71: terminus.contract.v1.PluginFrame.events:type_name -> terminus.contract.v1.PluginEvent
+	45,  // 72: terminus.contract.v1.PluginEvent.region_ready:type_name -> terminus.contract.v1.RegionReady
+	46,  // 73: terminus.contract.v1.PluginEvent.region_failed:type_name -> terminus.contract.v1.RegionFailed
+	47,  // 74: terminus.contract.v1.PluginEvent.region_removed:type_name -> terminus.contract.v1.RegionRemoved
+	48,  // 75: terminus.contract.v1.PluginEvent.peer_ready:type_name -> terminus.contract.v1.PeerReady
+	49,  // 76: terminus.contract.v1.PluginEvent.peer_failed:type_name -> terminus.contract.v1.PeerFailed
+	50,  // 77: terminus.contract.v1.PluginEvent.peer_removed:type_name -> terminus.contract.v1.PeerRemoved
+	54,  // 78: terminus.contract.v1.PluginEvent.accepted:type_name -> terminus.contract.v1.Accepted
+	55,  // 79: terminus.contract.v1.PluginEvent.progress:type_name -> terminus.contract.v1.Progress
+	56,  // 80: terminus.contract.v1.PluginEvent.done:type_name -> terminus.contract.v1.Done
+	57,  // 81: terminus.contract.v1.PluginEvent.failed:type_name -> terminus.contract.v1.Failed
+	58,  // 82: terminus.contract.v1.PluginEvent.skipped:type_name -> terminus.contract.v1.Skipped
+	59,  // 83: terminus.contract.v1.PluginEvent.aborted:type_name -> terminus.contract.v1.Aborted
+	60,  // 84: terminus.contract.v1.PluginEvent.quiesced:type_name -> terminus.contract.v1.Quiesced
+	61,  // 85: terminus.contract.v1.PluginEvent.granted:type_name -> terminus.contract.v1.Granted
+	62,  // 86: terminus.contract.v1.PluginEvent.grant_failed:type_name -> terminus.contract.v1.GrantFailed
+	63,  // 87: terminus.contract.v1.PluginEvent.revoked:type_name -> terminus.contract.v1.Revoked
+	64,  // 88: terminus.contract.v1.PluginEvent.fenced:type_name -> terminus.contract.v1.Fenced
+	65,  // 89: terminus.contract.v1.PluginEvent.drained:type_name -> terminus.contract.v1.Drained
+	66,  // 90: terminus.contract.v1.PluginEvent.stats:type_name -> terminus.contract.v1.Stats
+	42,  // 91: terminus.contract.v1.PluginEvent.beat:type_name -> terminus.contract.v1.Beat
+	44,  // 92: terminus.contract.v1.PluginEvent.fault:type_name -> terminus.contract.v1.Fault
+	67,  // 93: terminus.contract.v1.PluginEvent.log:type_name -> terminus.contract.v1.Log
+	51,  // 94: terminus.contract.v1.PluginEvent.remote_region_ready:type_name -> terminus.contract.v1.RemoteRegionReady
+	52,  // 95: terminus.contract.v1.PluginEvent.remote_region_failed:type_name -> terminus.contract.v1.RemoteRegionFailed
+	53,  // 96: terminus.contract.v1.PluginEvent.remote_region_removed:type_name -> terminus.contract.v1.RemoteRegionRemoved
+	69,  // 97: terminus.contract.v1.PluginEvent.comm_handles:type_name -> terminus.contract.v1.CommHandles
+	71,  // 98: terminus.contract.v1.PluginEvent.comm_ready:type_name -> terminus.contract.v1.CommReady
+	72,  // 99: terminus.contract.v1.PluginEvent.comm_failed:type_name -> terminus.contract.v1.CommFailed
+	75,  // 100: terminus.contract.v1.PluginEvent.diagnosis:type_name -> terminus.contract.v1.Diagnosis
+	76,  // 101: terminus.contract.v1.PluginEvent.poison:type_name -> terminus.contract.v1.Poison
+	79,  // 102: terminus.contract.v1.PluginEvent.comm_closed:type_name -> terminus.contract.v1.CommClosed
+	12,  // 103: terminus.contract.v1.Plugin.Handshake:input_type -> terminus.contract.v1.HandshakeRequest
+	81,  // 104: terminus.contract.v1.Plugin.Session:input_type -> terminus.contract.v1.HostFrame
+	81,  // 105: terminus.contract.v1.Plugin.Control:input_type -> terminus.contract.v1.HostFrame
+	13,  // 106: terminus.contract.v1.Plugin.Handshake:output_type -> terminus.contract.v1.HandshakeResponse
+	83,  // 107: terminus.contract.v1.Plugin.Session:output_type -> terminus.contract.v1.PluginFrame
+	83,  // 108: terminus.contract.v1.Plugin.Control:output_type -> terminus.contract.v1.PluginFrame
+	106, // [106:109] is the sub-list for method output_type
+	103, // [103:106] is the sub-list for method input_type
+	103, // [103:103] is the sub-list for extension type_name
+	103, // [103:103] is the sub-list for extension extendee
+	0,   // [0:103] is the sub-list for field type_name
 }
 
 func init() { file_plugins_sdk_contract_contract_proto_init() }
@@ -7163,7 +7315,7 @@ func file_plugins_sdk_contract_contract_proto_init() {
 	if File_plugins_sdk_contract_contract_proto != nil {
 		return
 	}
-	file_plugins_sdk_contract_contract_proto_msgTypes[69].OneofWrappers = []any{
+	file_plugins_sdk_contract_contract_proto_msgTypes[70].OneofWrappers = []any{
 		(*HostEvent_RegionAdd)(nil),
 		(*HostEvent_RegionRemove)(nil),
 		(*HostEvent_PoolAdd)(nil),
@@ -7192,7 +7344,7 @@ func file_plugins_sdk_contract_contract_proto_init() {
 		(*HostEvent_Rebuild)(nil),
 		(*HostEvent_CommClose)(nil),
 	}
-	file_plugins_sdk_contract_contract_proto_msgTypes[71].OneofWrappers = []any{
+	file_plugins_sdk_contract_contract_proto_msgTypes[72].OneofWrappers = []any{
 		(*PluginEvent_RegionReady)(nil),
 		(*PluginEvent_RegionFailed)(nil),
 		(*PluginEvent_RegionRemoved)(nil),
@@ -7230,8 +7382,8 @@ func file_plugins_sdk_contract_contract_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_plugins_sdk_contract_contract_proto_rawDesc), len(file_plugins_sdk_contract_contract_proto_rawDesc)),
-			NumEnums:      11,
-			NumMessages:   73,
+			NumEnums:      12,
+			NumMessages:   74,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -3,8 +3,8 @@
 // One plugin process serves one backend (transfer or collective) to one engine, the *host*. The two
 // talk frames: HostFrame from the host, PluginFrame from the plugin. In production the frames travel
 // on two long-lived gRPC streams of a go-plugin process (Session for everything, Control for what
-// must overtake: abort, beats); in unit tests on an in-memory carrier; later through the WASM host
-// process. The frames are the contract, the carrier is not.
+// must overtake: abort, beats); in unit tests on an in-memory carrier; a WASM guest gets them by
+// calls (docs/wasm-abi.md). The frames are the contract, the carrier is not.
 //
 // File descriptors cannot travel on gRPC. They go through the *control socketpair* whose plugin end
 // is the file descriptor number in the environment variable ENGINE_CTRL_FD (AF_UNIX,

@@ -59,8 +59,9 @@ type remoteKey struct {
 }
 
 type planInfo struct {
-	src    *contract.PoolAdd
-	slices []*contract.Slice
+	src      *contract.PoolAdd
+	srcPages uint32 // of a group
+	slices   []*contract.Slice
 }
 
 // Option changes the handshake.
@@ -117,7 +118,7 @@ func Start(t testing.TB, b sdk.Backend, options ...Option) *Host {
 	req := &contract.HandshakeRequest{
 		Versions: []uint32{sdk.ContractVersion}, EngineVersion: "test", Node: fmt.Sprintf("node-%d", n),
 		Incarnation: 1000 + n, Epoch: 1, RuntimeDir: dir, HostId: "this-machine",
-		Features: []string{sdk.FeatureReceiverChecked, sdk.FeatureByteProgress, sdk.FeatureFencePeer, sdk.FeatureStrided, sdk.FeatureLayerRange},
+		Features: []string{sdk.FeatureReceiverChecked, sdk.FeatureByteProgress, sdk.FeatureFencePeer, sdk.FeatureStrided, sdk.FeatureLayerRange, sdk.FeatureRepage},
 	}
 	for _, o := range options {
 		o(req)

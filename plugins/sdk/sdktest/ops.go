@@ -78,6 +78,12 @@ func (h *Host) handle() uint32 {
 // Plan makes a plan from srcPool of p.From to dstPool of p.To and returns its id.
 func (p *Peer) Plan(srcPool, dstPool uint64, slices ...*contract.Slice) uint64 {
 	p.From.t.Helper()
+	return p.Repage(srcPool, dstPool, 1, 1, slices...)
+}
+
+// Repage is Plan for groups of srcPages and dstPages pages.
+func (p *Peer) Repage(srcPool, dstPool uint64, srcPages, dstPages uint32, slices ...*contract.Slice) uint64 {
+	p.From.t.Helper()
 	h := p.From
 	p.To.mu.Lock()
 	dst := p.To.pools[dstPool]
@@ -88,7 +94,7 @@ func (p *Peer) Plan(srcPool, dstPool uint64, slices ...*contract.Slice) uint64 {
 	key := remoteKey{p.Handle, dstPool}
 	known := h.remote[key]
 	h.remote[key] = true
-	h.plans[id] = planInfo{src: src, slices: slices}
+	h.plans[id] = planInfo{src: src, srcPages: srcPages, slices: slices}
 	h.mu.Unlock()
 	if src == nil || dst == nil {
 		h.t.Fatalf("plan: pool %d of %s or pool %d of %s is unknown", srcPool, h.node, dstPool, p.To.node)
@@ -99,7 +105,7 @@ func (p *Peer) Plan(srcPool, dstPool uint64, slices ...*contract.Slice) uint64 {
 		events = append(events, &contract.HostEvent{Event: &contract.HostEvent_RemotePoolAdd{RemotePoolAdd: &contract.RemotePoolAdd{Peer: p.Handle, Pool: dst}}})
 	}
 	h.Send(append(events, &contract.HostEvent{Event: &contract.HostEvent_PlanAdd{PlanAdd: &contract.PlanAdd{
-		Plan: id, SrcPool: srcPool, Peer: p.Handle, DstPool: dstPool, SrcPages: 1, DstPages: 1, Slices: slices,
+		Plan: id, SrcPool: srcPool, Peer: p.Handle, DstPool: dstPool, SrcPages: srcPages, DstPages: dstPages, Slices: slices,
 	}}})...)
 	return id
 }
@@ -226,7 +232,7 @@ func (p *Peer) Submit(op Op) *Pending {
 		},
 		Direction: contract.Direction_DIRECTION_WRITE, Peer: p.Handle, Plan: op.Plan,
 		Source: Runs(op.Src), Destination: Runs(op.Dst), LayerFrom: op.LayerFrom, LayerTo: op.LayerTo,
-		Priority: op.Priority, DeadlineNs: uint64(op.Deadline), Bytes: bytes * pages,
+		Priority: op.Priority, DeadlineNs: uint64(op.Deadline), Bytes: bytes * (pages / uint64(max(plan.srcPages, 1))),
 	})
 }
 
