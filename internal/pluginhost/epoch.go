@@ -23,18 +23,19 @@ import (
 
 // epoch is one spawn of a plugin: one process, one connection, two streams.
 type epoch struct {
-	p       *Plugin
-	n       uint32
-	dir     *epochDir
-	proc    *process
-	ctrl    *ctrl
-	client  *goplugin.Client
-	session *queue
-	control *queue
-	streams [2]stream       // Session and Control, set by start
-	ctx     context.Context // of the streams
-	cancel  context.CancelFunc
-	workers sync.WaitGroup // readers, writers, beats
+	p          *Plugin
+	n          uint32
+	dir        *epochDir
+	proc       *process
+	ctrl       *ctrl
+	client     *goplugin.Client
+	session    *queue
+	control    *queue
+	streams    [2]stream          // Session and Control, set by start
+	endSession context.CancelFunc // of the Session alone, set by start
+	ctx        context.Context    // of the streams
+	cancel     context.CancelFunc
+	workers    sync.WaitGroup // readers, writers, beats
 
 	lost      chan struct{} // closed by the first fail
 	drained   chan struct{} // closed by the first Drained
@@ -49,6 +50,7 @@ type epoch struct {
 	beat  time.Time       // of the last beat, moved on by pauses of our own
 	busy  []*contract.Busy
 	hello *contract.HandshakeResponse
+	left  []string // what the plugin left in its directory
 
 	logMu  sync.Mutex
 	logged logLimit
@@ -197,7 +199,7 @@ func (e *epoch) connect(ctx context.Context) error {
 	}
 	plugin := dispensed.(contract.PluginClient)
 	cfg := &e.p.h.cfg
-	hello, err := plugin.Handshake(ctx, &contract.HandshakeRequest{
+	request := &contract.HandshakeRequest{
 		Versions:      contractVersions,
 		EngineVersion: cfg.EngineVersion,
 		Node:          cfg.Node,
@@ -207,14 +209,23 @@ func (e *epoch) connect(ctx context.Context) error {
 		RuntimeDir:    e.dir.path,
 		HostId:        cfg.HostID,
 		Features:      cfg.Features,
-	})
+	}
+	if cfg.Asking != nil {
+		cfg.Asking(request)
+	}
+	hello, err := plugin.Handshake(ctx, request)
 	if err != nil {
 		return fmt.Errorf("handshake: %w", err)
+	}
+	if cfg.Answered != nil {
+		cfg.Answered(hello)
 	}
 	if err := checkHandshake(hello, cfg.Features); err != nil {
 		return err
 	}
-	session, err := plugin.Session(context.WithValue(e.ctx, sizeKey{}, new(int)))
+	sessionCtx, endSession := context.WithCancel(e.ctx)
+	e.endSession = endSession
+	session, err := plugin.Session(context.WithValue(sessionCtx, sizeKey{}, new(int)))
 	if err != nil {
 		return fmt.Errorf("session stream: %w", err)
 	}
@@ -334,6 +345,8 @@ func (e *epoch) end(gently bool) (reaped bool) {
 		// go-plugin's Kill asks the plugin to shut down; it has no bound of its own.
 		go e.client.Kill()
 		e.awaitFor(e.p.h.cfg.Grace)
+	case e.isUp.Load():
+		e.awaitFor(e.p.h.cfg.Linger)
 	}
 	e.proc.kill()
 	e.cancel()
@@ -396,6 +409,10 @@ func (e *epoch) release() {
 	e.ctrl.close()
 	e.workers.Wait()
 	e.proc.release()
+	left := e.dir.leftovers()
+	e.mu.Lock()
+	e.left = left
+	e.mu.Unlock()
 	if err := e.dir.remove(); err != nil {
 		e.p.log.Warn("cannot remove the directory of a plugin", "epoch", e.n, "error", err)
 	}
@@ -406,11 +423,16 @@ func (e *epoch) status(s *Status) {
 	s.Epoch = e.n
 	s.Handshake = e.hello
 	s.Busy = e.busy
+	s.Leftovers = e.left
 	if !e.beat.IsZero() && !e.over.Load() {
 		s.BeatAge = time.Since(e.beat)
 	}
 	e.mu.Unlock()
 	s.PID = e.proc.pid()
+	s.Exit = e.proc.ended()
+	s.RuntimeDir = e.dir.path
 	s.Queued = e.session.len()
+	s.Stdout = e.proc.stdout.String()
 	s.Stderr = e.proc.stderr.String()
+	s.Written = e.proc.stderr.written()
 }

@@ -59,6 +59,22 @@ type Config struct {
 	// Sink receives every event. It is called from goroutines of the host, one event at a time for one
 	// plugin, and must not block or call back into the Plugin's Stop or Restart.
 	Sink func(Event)
+	// Tap, if set, sees every frame as the plugin sent it, beats and logs included, before it is checked.
+	// It is called from the reader of the stream, must not keep the frame, and holds the stream up as
+	// long as it does not return. For the conformance suite.
+	Tap func(epoch uint32, control bool, frame *contract.PluginFrame)
+	// Asking, if set, changes the request of each handshake before it is sent, and Answered sees what came
+	// back before it is judged. Called from the plugin's supervisor; for the conformance suite.
+	Asking   func(*contract.HandshakeRequest)
+	Answered func(*contract.HandshakeResponse)
+	// Once: a plugin whose start fails, or that is lost, is down, without a restart. For the conformance
+	// suite, one spawn of which is one launch.
+	Once bool
+	// FirstEpoch is the number of a plugin's first spawn [1].
+	FirstEpoch uint32
+	// Linger is how long an epoch that is lost may take to exit by itself before it is killed [0]. For the
+	// conformance suite, which wants to see that it does.
+	Linger time.Duration
 
 	HandshakeTimeout time.Duration // from spawn to the handshake's answer [15 s]
 	BeatTimeout      time.Duration // without a beat [10 s]
@@ -237,7 +253,7 @@ func (h *Host) Close(ctx context.Context) error {
 func (h *Host) nextEpoch(name string) uint32 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.epochs[name]++
+	h.epochs[name] = max(h.epochs[name]+1, h.cfg.FirstEpoch)
 	return h.epochs[name]
 }
 

@@ -52,8 +52,13 @@ type Status struct {
 	LastError  error     // why the last epoch or spawn ended
 	BeatAge    time.Duration
 	Busy       []*contract.Busy
-	Queued     int    // events that wait for the Session stream
-	Stderr     string // tail of the live or last spawn's stderr
+	Queued     int      // events that wait for the Session stream
+	Exit       string   // how the live or last spawn's process ended, "" while it runs or when it was killed from here
+	RuntimeDir string   // of the live or last spawn; gone after Reaped
+	Stdout     string   // tail of the live or last spawn's stdout, its handshake line included
+	Stderr     string   // tail of its stderr
+	Written    uint64   // bytes that it wrote to stderr so far
+	Leftovers  []string // what it left in RuntimeDir, once it is reaped: names, sorted
 	Handshake  *contract.HandshakeResponse
 }
 

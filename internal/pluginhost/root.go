@@ -224,6 +224,18 @@ func newEpochDir(root, name string, epoch uint32) (*epochDir, error) {
 	return d, nil
 }
 
+// leftovers returns the names of what is in the directory, sorted.
+func (d *epochDir) leftovers() (names []string) {
+	entries, err := os.ReadDir(d.path)
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
 func (d *epochDir) remove() error {
 	return errors.Join(os.RemoveAll(d.path), os.Remove(d.tokenFile))
 }

@@ -27,12 +27,18 @@ type Spec struct {
 	Exec string
 	// Script is the file that the interpreter Exec runs. It becomes the first argument.
 	Script string
-	Args   []string
+	// Wasm is a module file, a guest: Exec (empty: the engine's own binary) hosts it, as the command
+	// "plugin wasm". It takes no Script and no Args.
+	Wasm string
+	// WasmCache is the directory for compiled modules. Empty: one of the user's.
+	WasmCache string
+	Args      []string
 	// Env is added to the few variables that a plugin inherits, and wins over them.
 	Env map[string]string
 	// SHA256 pins the program by its hex digest: the very file that is hashed is executed, and one
 	// that is written to between the two is refused. With Script it pins the script instead, which the interpreter opens once more by its path; what the
-	// script imports, and the interpreter, are not covered. Empty: not pinned.
+	// script imports, and the interpreter, are not covered. With Wasm it pins the module: the process
+	// that hosts it hashes the very bytes that it compiles. Empty: not pinned.
 	SHA256 string
 	// Options go to the plugin as HandshakeRequest.config_json: a JSON object, or empty.
 	Options []byte
@@ -85,6 +91,9 @@ func (s *Spec) check() error {
 			return fmt.Errorf("plugin %s: sha256 %q: want 64 hex digits", s.Name, s.SHA256)
 		}
 	}
+	if s.Wasm != "" && (s.Script != "" || len(s.Args) > 0) {
+		return fmt.Errorf("plugin %s: wasm %s takes no script and no args; remove them", s.Name, s.Wasm)
+	}
 	if s.Script != "" && s.Exec == "" {
 		return fmt.Errorf("plugin %s: script %s has no interpreter; name it in exec", s.Name, s.Script)
 	}
@@ -93,11 +102,11 @@ func (s *Spec) check() error {
 
 // program is an opened executable, ready to be executed by its descriptor.
 type program struct {
-	file   *os.File
-	argv   []string
-	script bool        // the pin covers the script, not file
-	sum    string      // hex SHA-256 of what the pin covers; empty without a pin
-	stat   unix.Stat_t // of file, before it was hashed
+	file  *os.File
+	argv  []string
+	other bool        // the pin covers the script or the module, not file
+	sum   string      // hex SHA-256 of what the pin covers; empty without a pin
+	stat  unix.Stat_t // of file, before it was hashed
 }
 
 // minProgramFD keeps the descriptor clear of the numbers that the child's own descriptors take.
@@ -172,7 +181,18 @@ func (p *program) inspect(s *Spec) error {
 			return fmt.Errorf("script: %w", err)
 		}
 		defer pinned.Close()
-		p.argv, p.script = slices.Insert(p.argv, 1, script), true
+		p.argv, p.other = slices.Insert(p.argv, 1, script), true
+	}
+	if s.Wasm != "" {
+		module, err := filepath.Abs(s.Wasm)
+		if err != nil {
+			return fmt.Errorf("module %s: %w", s.Wasm, err)
+		}
+		if pinned, err = os.Open(module); err != nil {
+			return fmt.Errorf("module: %w", err)
+		}
+		defer pinned.Close()
+		p.argv, p.other = append(p.argv, s.hostGuest(module)...), true
 	}
 	if s.SHA256 == "" {
 		return nil
@@ -190,6 +210,18 @@ func (p *program) inspect(s *Spec) error {
 	return nil
 }
 
+// hostGuest are the arguments by which an engine's binary becomes the host of a module.
+func (s *Spec) hostGuest(module string) []string {
+	args := []string{"plugin", "wasm"}
+	if s.WasmCache != "" {
+		args = append(args, "-cache", s.WasmCache)
+	}
+	if s.SHA256 != "" {
+		args = append(args, "-sha256", strings.ToLower(s.SHA256))
+	}
+	return append(args, module)
+}
+
 // path is what the child executes: the descriptor itself, so that what was hashed is what runs.
 func (p *program) path() string { return fmt.Sprintf("/proc/self/fd/%d", p.file.Fd()) }
 
@@ -198,7 +230,7 @@ func (p *program) path() string { return fmt.Sprintf("/proc/self/fd/%d", p.file.
 // again; while it runs the kernel lets nobody write to it. (A write within the tick of the file
 // system's clock that saw the one before goes unseen.)
 func (p *program) unchanged() error {
-	if p.sum == "" || p.script {
+	if p.sum == "" || p.other {
 		return nil
 	}
 	var now unix.Stat_t

@@ -60,6 +60,9 @@ func (e *epoch) read(name string, s stream) {
 		frame, err := s.Recv()
 		switch {
 		case err == nil:
+			if tap := e.p.h.cfg.Tap; tap != nil {
+				tap(e.n, name == "control", frame)
+			}
 			e.receive(frame, *size, name == "control")
 		case errors.Is(err, io.EOF):
 			e.fail(symptom("the plugin ended its " + name + " stream"))

@@ -36,7 +36,7 @@ func (p *Plugin) run() {
 		delay, ok := budget.next(time.Now())
 		giveUp := true
 		switch {
-		case errors.Is(err, ErrRefused):
+		case errors.Is(err, ErrRefused), p.h.cfg.Once:
 		case p.tooManyUnreaped():
 			err = fmt.Errorf("%w: processes of %d epochs do not die: %w", ErrBudget, maxUnreaped, err)
 		case !ok:

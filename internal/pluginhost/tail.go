@@ -11,15 +11,17 @@ import (
 type tail struct {
 	max int
 
-	mu  sync.Mutex
-	buf []byte
-	cut bool
+	mu    sync.Mutex
+	buf   []byte
+	cut   bool
+	total uint64
 }
 
 func (t *tail) Write(b []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := len(b)
+	t.total += uint64(n)
 	if over := len(t.buf) + n - t.max; over > 0 {
 		t.cut = true
 		if over >= len(t.buf) {
@@ -41,6 +43,13 @@ func (t *tail) String() string {
 		return "…" + s
 	}
 	return s
+}
+
+// written returns how many bytes there were in all.
+func (t *tail) written() uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.total
 }
 
 // maxLine is where a longer line is broken up.

@@ -1,0 +1,33 @@
+package pluginhost
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// Digest hashes what a pin of this plugin (SHA256) would cover: the script of an interpreter, the module
+// of a guest, else the program. file is its path. It starts nothing; for reports and for who writes a pin.
+func (s *Spec) Digest() (file, sum string, err error) {
+	path := s.Script
+	if s.Wasm != "" {
+		path = s.Wasm
+	}
+	if path == "" {
+		if path, err = s.resolve(); err != nil {
+			return "", "", err
+		}
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return "", "", fmt.Errorf("plugin %s: %w", s.Name, err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", "", fmt.Errorf("plugin %s: %w", s.Name, err)
+	}
+	defer f.Close()
+	if sum, err = hashFile(f); err != nil {
+		return "", "", fmt.Errorf("plugin %s: hash %s: %w", s.Name, path, err)
+	}
+	return path, sum, nil
+}
