@@ -50,7 +50,7 @@ type epoch struct {
 	beat  time.Time       // of the last beat, moved on by pauses of our own
 	busy  []*contract.Busy
 	hello *contract.HandshakeResponse
-	left  []string // what the plugin left in its directory
+	left  []string // sockets that the plugin left in its directory
 
 	logMu  sync.Mutex
 	logged logLimit
@@ -191,7 +191,7 @@ func (e *epoch) connect(ctx context.Context) error {
 		return ctx.Err()
 	}
 	if r.err != nil {
-		return r.err
+		return firstLine{r.err}
 	}
 	dispensed, err := r.client.Dispense(sdk.PluginName)
 	if err != nil {
@@ -220,6 +220,9 @@ func (e *epoch) connect(ctx context.Context) error {
 	if cfg.Answered != nil {
 		cfg.Answered(hello)
 	}
+	e.mu.Lock()
+	e.hello = hello // also of a plugin that is refused: it says what it is
+	e.mu.Unlock()
 	if err := checkHandshake(hello, cfg.Features); err != nil {
 		return err
 	}
@@ -234,7 +237,7 @@ func (e *epoch) connect(ctx context.Context) error {
 		return fmt.Errorf("control stream: %w", err)
 	}
 	e.mu.Lock()
-	e.hello, e.beat = hello, time.Now()
+	e.beat = time.Now()
 	e.mu.Unlock()
 	e.streams = [2]stream{session, control}
 	return nil

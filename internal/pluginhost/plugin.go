@@ -58,7 +58,7 @@ type Status struct {
 	Stdout     string   // tail of the live or last spawn's stdout, its handshake line included
 	Stderr     string   // tail of its stderr
 	Written    uint64   // bytes that it wrote to stderr so far
-	Leftovers  []string // what it left in RuntimeDir, once it is reaped: names, sorted
+	Leftovers  []string // the sockets that it left in RuntimeDir, once it is reaped
 	Handshake  *contract.HandshakeResponse
 }
 

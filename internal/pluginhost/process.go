@@ -105,7 +105,7 @@ func (p *process) Start(context.Context) (err error) {
 	if err := p.cmd.Start(); err != nil {
 		p.stdoutPipe.Close()
 		p.stderrPipe.Close()
-		return fmt.Errorf("exec %s: %w", p.prog.argv[0], err)
+		return p.prog.execError(err)
 	}
 	p.started = true
 	p.pipes.Go(p.drainStdout)
@@ -171,6 +171,9 @@ func (p *process) drainStdout() {
 		}
 		p.mu.Lock()
 		p.polluted = string(text[:min(len(text), 200)])
+		if p.polluted == "" {
+			p.polluted = "\n"
+		}
 		p.mu.Unlock()
 		p.handshakeW.Close() // go-plugin gives up
 	})

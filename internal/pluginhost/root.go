@@ -224,14 +224,16 @@ func newEpochDir(root, name string, epoch uint32) (*epochDir, error) {
 	return d, nil
 }
 
-// leftovers returns the names of what is in the directory, sorted.
+// leftovers returns the names of the sockets in the directory, sorted.
 func (d *epochDir) leftovers() (names []string) {
 	entries, err := os.ReadDir(d.path)
 	if err != nil {
 		return nil
 	}
 	for _, e := range entries {
-		names = append(names, e.Name())
+		if e.Type()&os.ModeSocket != 0 {
+			names = append(names, e.Name())
+		}
 	}
 	return names
 }

@@ -124,7 +124,7 @@ func (s *Spec) open() (*program, error) {
 	}
 	fd, err := unix.Open(open, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open program %s: %w", path, err)
+		return nil, openError(path, err)
 	}
 	high, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, minProgramFD)
 	unix.Close(fd)
@@ -164,8 +164,8 @@ func (p *program) inspect(s *Spec) error {
 	if err != nil {
 		return fmt.Errorf("program %s: %w", p.file.Name(), err)
 	}
-	if !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0 {
-		return fmt.Errorf("program %s is not an executable file (mode %s)", p.file.Name(), info.Mode())
+	if err := checkMode(p.file.Name(), info.Mode()); err != nil {
+		return err
 	}
 	head := make([]byte, 2)
 	if _, err := p.file.ReadAt(head, 0); err == nil && bytes.Equal(head, []byte("#!")) {

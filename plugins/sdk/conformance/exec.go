@@ -1,0 +1,194 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/terminus-kv/terminus/internal/pluginhost"
+	"github.com/terminus-kv/terminus/plugins/sdk"
+	"github.com/terminus-kv/terminus/plugins/sdk/contract"
+)
+
+// Exec is the carrier of a plugin program: a path, or a name that is looked up beside this binary and in
+// PATH.
+func Exec(path string, args ...string) Carrier {
+	abs := path
+	if filepath.Base(path) != path {
+		if a, err := filepath.Abs(path); err == nil {
+			abs = a
+		}
+	}
+	return FromSpec("exec:"+path, pluginhost.Spec{Name: "plugin", Exec: abs, Args: args})
+}
+
+// Script is the carrier of a plugin that an interpreter runs: Script("python3", "backend.py").
+func Script(interpreter, file string, args ...string) Carrier {
+	if a, err := filepath.Abs(file); err == nil {
+		file = a
+	}
+	return FromSpec("exec:"+interpreter+" -- "+file, pluginhost.Spec{Name: "plugin", Exec: interpreter, Script: file, Args: args})
+}
+
+// FromSpec is the carrier of a plugin as an engine's configuration describes it. ref is what people call
+// it: the PLUGIN argument of `engine conformance run`.
+func FromSpec(ref string, spec pluginhost.Spec) Carrier { return &execCarrier{ref: ref, spec: spec} }
+
+// lingerBound is how long a plugin that was lost may take to exit by itself before it is killed.
+const lingerBound = 10 * time.Second
+
+// Command runs the program by hand.
+func (c *execCarrier) Command(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	return c.spec.Command(ctx, args...)
+}
+
+var _ Commander = (*execCarrier)(nil)
+
+type execCarrier struct {
+	ref  string
+	spec pluginhost.Spec
+}
+
+func (c *execCarrier) String() string { return c.ref }
+
+func (c *execCarrier) digest() (file, sum string, err error) { return c.spec.Digest() }
+
+// hostFeatures are what the suite plays: a host that knows every feature.
+var hostFeatures = []string{sdk.FeatureReceiverChecked, sdk.FeatureByteProgress, sdk.FeatureFencePeer, sdk.FeatureStrided, sdk.FeatureLayerRange, sdk.FeatureRepage}
+
+func (c *execCarrier) Launch(ctx context.Context, id Identity, sink func(Arrival)) (Plugin, error) {
+	dir, err := os.MkdirTemp("", "conf") // short: the path of a unix socket ends at 108 bytes
+	if err != nil {
+		return nil, err
+	}
+	p := &execPlugin{dir: dir, reaped: make(chan struct{})}
+	p.host, err = pluginhost.New(pluginhost.Config{
+		Node: id.Node, Incarnation: id.Incarnation, HostID: id.HostID, EngineVersion: "conformance", Features: hostFeatures,
+		RuntimeDir: dir, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Once: true, FirstEpoch: id.Epoch, HandshakeTimeout: id.HandshakeTimeout, Asking: id.Asking, Answered: id.Answered,
+		Linger:      lingerBound,
+		BeatTimeout: time.Hour, // a case that is about beats counts them
+		Tap: func(_ uint32, control bool, frame *contract.PluginFrame) {
+			sink(Arrival{Frame: frame, Control: control})
+		},
+		Sink: func(e pluginhost.Event) {
+			switch e.Kind {
+			case pluginhost.Lost:
+				sink(Arrival{Lost: e.Err})
+			case pluginhost.Reaped:
+				sink(Arrival{Reaped: true})
+				close(p.reaped)
+			}
+		},
+	})
+	if err != nil {
+		os.RemoveAll(dir)
+		return nil, err
+	}
+	p.plugin, err = p.host.Start(c.spec)
+	if err == nil {
+		err = p.plugin.Ready(ctx)
+	}
+	if err != nil {
+		// The reason of the spawn says more than that there is none.
+		if last := p.lastError(); last != nil {
+			err = last
+		}
+		p.abandon()
+		return nil, err
+	}
+	st := p.plugin.Status()
+	p.epoch, p.hello, p.pid, p.runtime = st.Epoch, st.Handshake, st.PID, st.RuntimeDir
+	return p, nil
+}
+
+type execPlugin struct {
+	dir     string
+	runtime string
+	host    *pluginhost.Host
+	plugin  *pluginhost.Plugin
+	epoch   uint32
+	pid     int
+	hello   *contract.HandshakeResponse
+	reaped  chan struct{}
+}
+
+func (p *execPlugin) lastError() error {
+	if p.plugin == nil {
+		return nil
+	}
+	return p.plugin.Status().LastError
+}
+
+func (p *execPlugin) abandon() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = p.host.Close(ctx)
+	os.RemoveAll(p.dir)
+}
+
+func (p *execPlugin) Hello() *contract.HandshakeResponse { return p.hello }
+func (p *execPlugin) Epoch() uint32                      { return p.epoch }
+func (p *execPlugin) Process() ProcessControl            { return p }
+
+func (p *execPlugin) Send(events ...*contract.HostEvent) error {
+	return p.patiently(func() error { return p.plugin.Send(p.epoch, events...) })
+}
+
+func (p *execPlugin) SendControl(events ...*contract.HostEvent) error {
+	return p.patiently(func() error { return p.plugin.SendControl(p.epoch, events...) })
+}
+
+func (p *execPlugin) SendRegion(region uint64, memory, lease int) error {
+	return p.patiently(func() error { return p.plugin.SendRegion(p.epoch, region, memory, lease) })
+}
+
+// patiently tries again while the queue towards the plugin is full: the suite sends in bursts.
+func (p *execPlugin) patiently(send func() error) error {
+	const bound, pause = 10 * time.Second, 2 * time.Millisecond
+	for deadline := time.Now().Add(bound); ; time.Sleep(pause) {
+		err := send()
+		if !errors.Is(err, pluginhost.ErrFull) || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+func (p *execPlugin) Close(bound time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), bound)
+	defer cancel()
+	err := p.plugin.Stop(ctx)
+	if cerr := p.host.Close(ctx); err == nil {
+		err = cerr
+	}
+	os.RemoveAll(p.dir)
+	return err
+}
+
+func (p *execPlugin) PID() int            { return p.pid }
+func (p *execPlugin) Kill() error         { return p.Signal(unix.SIGKILL) }
+func (p *execPlugin) Stop() error         { return p.Signal(unix.SIGSTOP) }
+func (p *execPlugin) Continue() error     { return p.Signal(unix.SIGCONT) }
+func (p *execPlugin) EndSession() error   { return p.plugin.EndSession(p.epoch) }
+func (p *execPlugin) HangUp() error       { return p.plugin.HangUp(p.epoch) }
+func (p *execPlugin) Stdout() string      { return p.plugin.Status().Stdout }
+func (p *execPlugin) Stderr() string      { return p.plugin.Status().Stderr }
+func (p *execPlugin) Written() uint64     { return p.plugin.Status().Written }
+func (p *execPlugin) RuntimeDir() string  { return p.runtime }
+func (p *execPlugin) Leftovers() []string { return p.plugin.Status().Leftovers }
+func (p *execPlugin) Exit() string        { return p.plugin.Status().Exit }
+
+func (p *execPlugin) Signal(sig unix.Signal) error {
+	if p.plugin.Status().PID != p.pid {
+		return fmt.Errorf("signal %s: the process is gone", unix.SignalName(sig))
+	}
+	return unix.Kill(p.pid, sig)
+}

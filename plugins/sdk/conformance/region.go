@@ -1,0 +1,253 @@
+package conformance
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/terminus-kv/terminus/plugins/sdk/contract"
+)
+
+// Region is memory of a worker, played by the suite. Behind it lies a guard page that nobody may write.
+type Region struct {
+	ID    uint64
+	Size  uint64
+	Bytes []byte // the worker's mapping, Size bytes
+	node  *Node
+	all   []byte // Bytes and the guard
+	fd    int    // the memfd
+	mem   int    // a re-opened descriptor of it: what is handed out
+	lease [2]int // ours, and the one that is handed out, closed once it is
+	dev   uint64
+	inode uint64
+
+	export []byte
+	added  bool
+
+	mu     sync.Mutex
+	shadow []byte // what Bytes must be, outside of loose ranges
+	open   map[*Op]bool
+	used   bool // some op named it as its destination
+}
+
+const (
+	guardBytes = 4096
+	guardByte  = 0xA5
+	canary     = 0xC0FFEE0DDF00D5
+)
+
+// NewMemory makes sealed memory of size bytes, filled at random, with a lease. It belongs to the case and
+// is freed at its end.
+func (n *Node) NewMemory(size uint64) *Region {
+	return n.newMemory(size, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+}
+
+func (n *Node) newMemory(size uint64, seals int) *Region {
+	t := n.case_()
+	r := &Region{Size: size, node: n, fd: -1, mem: -1, lease: [2]int{-1, -1}, open: map[*Op]bool{}}
+	t.run.keep(r)
+	if err := r.make(seals); err != nil {
+		t.broke("memory of %d bytes: %v", size, err)
+	}
+	fill(r.Bytes, t.Rand())
+	r.shadow = bytes.Clone(r.Bytes)
+	for i := range r.all[size:] {
+		r.all[int(size)+i] = guardByte
+	}
+	return r
+}
+
+func (r *Region) make(seals int) (err error) {
+	if r.fd, err = unix.MemfdCreate("conformance", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err != nil {
+		return fmt.Errorf("memfd: %w", err)
+	}
+	if err := unix.Ftruncate(r.fd, int64(r.Size)+guardBytes); err != nil {
+		return fmt.Errorf("truncate memfd: %w", err)
+	}
+	if _, err := unix.FcntlInt(uintptr(r.fd), unix.F_ADD_SEALS, seals); err != nil {
+		return fmt.Errorf("seal memfd: %w", err)
+	}
+	if r.all, err = unix.Mmap(r.fd, 0, int(r.Size)+guardBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return fmt.Errorf("map memfd: %w", err)
+	}
+	r.Bytes = r.all[:r.Size:r.Size]
+	if r.mem, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", r.fd), unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("re-open memfd: %w", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(r.fd, &st); err != nil {
+		return fmt.Errorf("stat memfd: %w", err)
+	}
+	r.dev, r.inode = st.Dev, st.Ino
+	if r.lease, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("lease: %w", err)
+	}
+	return nil
+}
+
+// free gives everything back. Called once, by the runner.
+func (r *Region) free() {
+	if r.all != nil {
+		_ = unix.Munmap(r.all)
+		r.all, r.Bytes = nil, nil
+	}
+	for _, fd := range []int{r.fd, r.mem, r.lease[0], r.lease[1]} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+// fill writes random words; what is left over is left as it is.
+func fill(b []byte, r *rand.Rand) {
+	x := r.Uint64() | 1
+	for i := 0; i+8 <= len(b); i += 8 {
+		x ^= x << 13
+		x ^= x >> 7
+		x ^= x << 17
+		binary.LittleEndian.PutUint64(b[i:], x)
+	}
+	for i := len(b) &^ 7; i < len(b); i++ {
+		b[i] = byte(x >> (8 * (i & 7)))
+	}
+}
+
+// AddRegion makes memory of size bytes (at least 8) known to the plugin and waits for RegionReady.
+func (n *Node) AddRegion(size uint64) *Region {
+	r := n.NewMemory(size)
+	n.HandOver(r, nil)
+	return r
+}
+
+// HandOver sends RegionAdd for r, changed by change, with the descriptors, and waits for the answer. It
+// fails the case unless the answer is RegionReady and the canary was answered.
+func (n *Node) HandOver(r *Region, change func(*contract.RegionAdd)) {
+	n.sendRegion(r, change)
+	n.registered(r)
+}
+
+// registered waits for the answer to sendRegion, which must be RegionReady with the canary answered.
+func (n *Node) registered(r *Region) {
+	t := n.case_()
+	e := n.regionAnswer(r)
+	if f := e.GetRegionFailed(); f != nil {
+		t.Fail("R12", fmt.Sprintf("RegionReady of region %d", r.ID), "%s", Describe(f))
+	}
+	word := r.Bytes[r.Size-8:]
+	if got := binary.LittleEndian.Uint64(word); got != ^uint64(canary) {
+		t.Fail("R4", fmt.Sprintf("the complement of the canary, %#x, before RegionReady", ^uint64(canary)), "%#x", got)
+	}
+	copy(word, r.shadow[r.Size-8:])
+	r.export = e.GetRegionReady().GetExport()
+	t.Check(len(r.export) <= 64<<10, "R12", "an export of at most 64 KiB", "%d bytes", len(r.export))
+}
+
+// OfferRegion is HandOver that returns whatever the answer is.
+func (n *Node) OfferRegion(r *Region, change func(*contract.RegionAdd)) *contract.PluginEvent {
+	n.sendRegion(r, change)
+	return n.regionAnswer(r)
+}
+
+// sendRegion sends RegionAdd with the descriptors and does not wait.
+func (n *Node) sendRegion(r *Region, change func(*contract.RegionAdd)) {
+	t := n.case_()
+	r.ID = n.NewID()
+	binary.LittleEndian.PutUint64(r.Bytes[r.Size-8:], canary)
+	add := &contract.RegionAdd{
+		Region: r.ID, Kind: contract.MemoryKind_MEMORY_KIND_HOST_SHM, Size: r.Size, CanaryOffset: r.Size - 8, Canary: canary,
+	}
+	if change != nil {
+		change(add)
+	}
+	r.added = true
+	if err := n.plugin.SendRegion(r.ID, r.mem, r.lease[1]); err != nil {
+		t.Fail("R12", "the plugin to take descriptors on its control socket", "%v", err)
+	}
+	unix.Close(r.lease[1])
+	r.lease[1] = -1
+	n.Send(&contract.HostEvent{Event: &contract.HostEvent_RegionAdd{RegionAdd: add}})
+}
+
+func (n *Node) regionAnswer(r *Region) *contract.PluginEvent {
+	e := n.Until("R12", fmt.Sprintf("RegionReady or RegionFailed of region %d", r.ID), func(e *contract.PluginEvent) bool {
+		return e.GetRegionReady() != nil && e.GetRegionReady().Region == r.ID || e.GetRegionFailed() != nil && e.GetRegionFailed().Region == r.ID
+	})
+	if e.GetRegionFailed() != nil {
+		r.added = false
+		copy(r.Bytes[r.Size-8:], r.shadow[r.Size-8:])
+	}
+	return e
+}
+
+// RemoveRegion sends RegionRemove and waits for RegionRemoved.
+func (n *Node) RemoveRegion(r *Region) {
+	if !r.added {
+		return
+	}
+	r.added = false
+	n.Send(&contract.HostEvent{Event: &contract.HostEvent_RegionRemove{RegionRemove: &contract.RegionRemove{Region: r.ID}}})
+	n.Until("R12", fmt.Sprintf("RegionRemoved of region %d", r.ID), func(e *contract.PluginEvent) bool {
+		return e.GetRegionRemoved() != nil && e.GetRegionRemoved().Region == r.ID
+	})
+}
+
+// LeaseEnded tells whether nobody holds the other end of the region's lease any more.
+func (r *Region) LeaseEnded() bool {
+	p := []unix.PollFd{{Fd: int32(r.lease[0]), Events: unix.POLLIN}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n == 1 && p[0].Revents&unix.POLLHUP != 0
+}
+
+// Rewrite changes the worker's memory as the worker would.
+func (r *Region) Rewrite(off uint64, b []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	copy(r.Bytes[off:], b)
+	copy(r.shadow[off:], b)
+}
+
+// check compares memory with what it must be and says where it first differs, "" if nowhere.
+func (r *Region) check() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.all == nil {
+		return ""
+	}
+	for i, b := range r.all[r.Size:] {
+		if b != guardByte {
+			return fmt.Sprintf("byte %d behind the end of region %d of %s was written", i, r.ID, r.node.Name)
+		}
+	}
+	if bytes.Equal(r.Bytes, r.shadow) {
+		return ""
+	}
+	const step = 4096
+	for off := 0; off < len(r.Bytes); off += step {
+		end := min(off+step, len(r.Bytes))
+		if bytes.Equal(r.Bytes[off:end], r.shadow[off:end]) {
+			continue
+		}
+		for i := off; i < end; i++ {
+			if r.Bytes[i] != r.shadow[i] && !r.inFlight(uint64(i)) {
+				return fmt.Sprintf("byte %d of region %d of %s is %#02x, not %#02x", i, r.ID, r.node.Name, r.Bytes[i], r.shadow[i])
+			}
+		}
+	}
+	return ""
+}
+
+// inFlight tells whether an op that is not quiet may write the byte.
+func (r *Region) inFlight(off uint64) bool {
+	for o := range r.open {
+		for _, s := range o.spans {
+			if s.dst == r && off >= s.dstOff && off-s.dstOff < s.n {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,166 @@
+package report
+
+import (
+	"encoding/xml"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/terminus-kv/terminus/plugins/sdk/conformance"
+)
+
+type junitSuites struct {
+	XMLName  xml.Name     `xml:"testsuites"`
+	Name     string       `xml:"name,attr"`
+	Tests    int          `xml:"tests,attr"`
+	Failures int          `xml:"failures,attr"`
+	Errors   int          `xml:"errors,attr"`
+	Skipped  int          `xml:"skipped,attr"`
+	Time     string       `xml:"time,attr"`
+	Suites   []junitSuite `xml:"testsuite"`
+}
+
+type junitSuite struct {
+	Name       string          `xml:"name,attr"`
+	Tests      int             `xml:"tests,attr"`
+	Failures   int             `xml:"failures,attr"`
+	Errors     int             `xml:"errors,attr"`
+	Skipped    int             `xml:"skipped,attr"`
+	Time       string          `xml:"time,attr"`
+	Timestamp  string          `xml:"timestamp,attr"`
+	Properties []junitProperty `xml:"properties>property"`
+	Cases      []junitCase     `xml:"testcase"`
+}
+
+type junitProperty struct {
+	Name  string `xml:"name,attr"`
+	Value string `xml:"value,attr"`
+}
+
+type junitCase struct {
+	Class   string      `xml:"classname,attr"`
+	Name    string      `xml:"name,attr"`
+	Time    string      `xml:"time,attr"`
+	Failure *junitWrong `xml:"failure"`
+	Error   *junitWrong `xml:"error"`
+	Skipped *junitWrong `xml:"skipped"`
+	Err     *junitText  `xml:"system-err"`
+}
+
+type junitWrong struct {
+	Message string `xml:"message,attr"`
+	Type    string `xml:"type,attr,omitempty"`
+	Text    string `xml:",cdata"`
+}
+
+type junitText struct {
+	Text string `xml:",cdata"`
+}
+
+// JUnit writes the run as CI systems read it: a test suite for each profile. Unsupported, skipped and
+// known-failing cases are <skipped>, the suite's own faults <error>.
+func (r *Report) JUnit(w io.Writer) error {
+	s := r.Summary()
+	doc := junitSuites{Name: "conformance of " + s.Plugin.Name, Time: seconds(r.Took)}
+	properties := []junitProperty{
+		{"plugin", s.Plugin.Run}, {"version", s.Plugin.Version}, {"sha256", s.Plugin.SHA256},
+		{"contract", strconv.Itoa(int(s.Contract))}, {"engine", s.Engine}, {"seed", strconv.FormatUint(s.Seed, 10)},
+		{"features", strings.Join(s.Plugin.Features, " ")}, {"verdict", string(s.Verdict)},
+	}
+	for _, p := range r.profiles() {
+		suite := junitSuite{Name: string(p.name), Timestamp: s.Date, Properties: properties}
+		var took time.Duration
+		for _, c := range p.cases {
+			took += c.Took
+			suite.Cases = append(suite.Cases, r.junitCase(c))
+		}
+		suite.Time = seconds(took)
+		doc.Suites = append(doc.Suites, suite)
+	}
+	if len(r.Problems) > 0 {
+		suite := junitSuite{Name: "run", Timestamp: s.Date, Time: "0.000", Properties: properties}
+		for i, p := range r.Problems {
+			suite.Cases = append(suite.Cases, junitCase{Class: "run", Name: fmt.Sprintf("problem %d", i+1), Time: "0.000",
+				Failure: &junitWrong{Message: p, Type: "problem"}})
+		}
+		doc.Suites = append(doc.Suites, suite)
+	}
+	for i := range doc.Suites {
+		doc.count(&doc.Suites[i])
+	}
+	enc := xml.NewEncoder(w)
+	enc.Indent("", "  ")
+	if _, err := io.WriteString(w, xml.Header); err != nil {
+		return fmt.Errorf("write the JUnit report: %w", err)
+	}
+	if err := enc.Encode(doc); err != nil {
+		return fmt.Errorf("write the JUnit report: %w", err)
+	}
+	if _, err := io.WriteString(w, "\n"); err != nil {
+		return fmt.Errorf("write the JUnit report: %w", err)
+	}
+	return nil
+}
+
+func (d *junitSuites) count(s *junitSuite) {
+	for _, c := range s.Cases {
+		s.Tests++
+		switch {
+		case c.Failure != nil:
+			s.Failures++
+		case c.Error != nil:
+			s.Errors++
+		case c.Skipped != nil:
+			s.Skipped++
+		}
+	}
+	d.Tests += s.Tests
+	d.Failures += s.Failures
+	d.Errors += s.Errors
+	d.Skipped += s.Skipped
+}
+
+func (r *Report) junitCase(c *conformance.Result) junitCase {
+	group, _, _ := strings.Cut(c.Case.ID, "/")
+	j := junitCase{Class: string(c.Case.Profile) + "." + group, Name: c.Case.ID, Time: seconds(c.Took)}
+	switch {
+	case c.Outcome == conformance.Errored:
+		j.Error = &junitWrong{c.Why(), "suite", xmlText(c.Text(r.Reproduce(c)))}
+	case !c.Good():
+		kind := c.Case.Rule
+		if len(c.Failures) > 0 {
+			kind = c.Failures[0].Rule
+		}
+		j.Failure = &junitWrong{c.Why(), kind, xmlText(c.Text(r.Reproduce(c)))}
+	case c.Outcome != conformance.Passed:
+		j.Skipped = &junitWrong{Message: c.Label() + ": " + c.Why()}
+	}
+	if !c.Good() {
+		var nodes []string
+		for node, text := range c.Stderr {
+			if text != "" {
+				nodes = append(nodes, node+": "+text)
+			}
+		}
+		if len(nodes) > 0 {
+			slices.Sort(nodes)
+			j.Err = &junitText{xmlText(strings.Join(nodes, "\n"))}
+		}
+	}
+	return j
+}
+
+func seconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', 3, 64) }
+
+// xmlText keeps what XML 1.0 can say; the encoder does so for all but CDATA.
+func xmlText(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || r >= ' ' && r != 0xFFFE && r != 0xFFFF {
+			return r
+		}
+		return '\uFFFD'
+	}, s)
+}

@@ -1,0 +1,87 @@
+package conformance
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Match tells whether a pattern matches a case id. Both are words between slashes; "*" in the pattern stands
+// for any text within a word, "**" as a word for any number of words.
+func Match(pattern, id string) bool {
+	return matchWords(strings.Split(pattern, "/"), strings.Split(id, "/"))
+}
+
+func matchWords(pattern, words []string) bool {
+	if len(pattern) == 0 {
+		return len(words) == 0
+	}
+	if pattern[0] == "**" {
+		return matchWords(pattern[1:], words) || len(words) > 0 && matchWords(pattern, words[1:])
+	}
+	return len(words) > 0 && matchWord(pattern[0], words[0]) && matchWords(pattern[1:], words[1:])
+}
+
+func matchWord(pattern, word string) bool {
+	head, rest, star := strings.Cut(pattern, "*")
+	if !star {
+		return pattern == word
+	}
+	if !strings.HasPrefix(word, head) {
+		return false
+	}
+	for i := len(head); i <= len(word); i++ {
+		if matchWord(rest, word[i:]) {
+			return true
+		}
+	}
+	return false
+}
+
+type selected struct {
+	Case
+	skip  string // why it does not run
+	known bool
+}
+
+func matchesAny(patterns []string, id string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool { return Match(p, id) })
+}
+
+// selection applies Profiles, Run, Skip and KnownFailing. A pattern of Run or Skip that matches no case is
+// an error: most likely a typing mistake, which must not look like a run in which nothing failed.
+func (cfg *Config) selection() (list []selected, err error) {
+	for _, p := range cfg.Profiles {
+		if !slices.Contains(Profiles(), p) {
+			return nil, fmt.Errorf("unknown profile %q; the profiles are %v", p, Profiles())
+		}
+	}
+	for _, p := range slices.Concat(cfg.Run, cfg.Skip) {
+		if !slices.ContainsFunc(registry, func(c Case) bool { return Match(p, c.ID) }) {
+			return nil, fmt.Errorf("pattern %q matches no case; `conformance list` shows their ids", p)
+		}
+	}
+	for _, c := range Cases() {
+		s := selected{Case: c, known: matchesAny(cfg.KnownFailing, c.ID)}
+		switch {
+		case len(cfg.Profiles) > 0 && !slices.Contains(cfg.Profiles, c.Profile):
+			s.skip = "its profile was not asked for"
+		case len(cfg.Run) > 0 && !matchesAny(cfg.Run, c.ID):
+			s.skip = "it was not asked for"
+		case matchesAny(cfg.Skip, c.ID):
+			s.skip = "it was to be skipped"
+		}
+		list = append(list, s)
+	}
+	return list, nil
+}
+
+// unmatched names the known-failing patterns that match no case.
+func (cfg *Config) unmatched() (problems []string) {
+	for _, p := range cfg.KnownFailing {
+		if !slices.ContainsFunc(registry, func(c Case) bool { return Match(p, c.ID) }) {
+			problems = append(problems, fmt.Sprintf("known-failing pattern %q matches no case; take it out of the list", p))
+		}
+	}
+	return problems
+}
