@@ -153,7 +153,8 @@ func (p *peer) connect(number uint64, givenUp []uint64) (net.Conn, contract.Lane
 		if c, err = d.DialContext(ctx, network, addr); err != nil {
 			return nil, false, err
 		}
-		quit := context.AfterFunc(p.ctx, func() { c.Close() })
+		conn := c // c is nil when this function returns an error; the watch may still be about to run
+		quit := context.AfterFunc(p.ctx, func() { conn.Close() })
 		if err = tune(c, milliseconds(p.b.cfg.SilenceTimeout)); err == nil {
 			err = introduce(c, h, p.sdk.Token, givenUp, timeout)
 		}

@@ -2,10 +2,13 @@ package tcp
 
 import (
 	"bytes"
+	"context"
 	"encoding/hex"
 	"io"
 	"math/rand/v2"
 	"net"
+	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -104,6 +107,20 @@ func TestRemovePeerAfterCut(t *testing.T) {
 	wantFailed(t, end, contract.Cause_CAUSE_PEER_UNREACHABLE)
 	op.Quiet() // the fake receiver welcomes the connection that gives the first one up
 	a.CheckOrder()
+}
+
+// TestFencedWriterIsToldWhy: it used to read that the receiver had no connection left.
+func TestFencedWriterIsToldWhy(t *testing.T) {
+	p := newPair(t, options{"connect_timeout_ms": 100}, 8, 4096)
+	p.grantAll(8)
+	if r := p.b.Fence(p.a.Node()); r != contract.FenceResult_FENCE_RESULT_QUIET {
+		t.Fatalf("fence: %v", r)
+	}
+	end := p.submit(sdktest.Pages(0, 8), sdktest.Pages(0, 8)).End()
+	wantFailed(t, end, contract.Cause_CAUSE_PEER_UNREACHABLE)
+	if !strings.Contains(end.Detail, "fenced") {
+		t.Errorf("the detail %q does not say so", end.Detail)
+	}
 }
 
 // TestFence refuses a writer epoch for good, and not its successor.
@@ -465,5 +482,47 @@ func TestChaos(t *testing.T) {
 			p.a.CheckOrder()
 			p.idle()
 		})
+	}
+}
+
+// TestPeerRemovedAsHandshakeFails: the watch that closes a connection when its peer is removed used to run
+// into the nil that a failed handshake leaves behind, and the process ended.
+func TestPeerRemovedAsHandshakeFails(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused, served := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(served)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Close() // no challenge: the handshake fails
+			refused <- struct{}{}
+		}
+	}()
+	defer func() { <-served }()
+	defer l.Close()
+	b := New()
+	for i := range 1000 {
+		p := &peer{b: b, sdk: &sdk.Peer{Node: "b", Token: make([]byte, tokenLen)}, ep: endpoint{TCP: []string{l.Addr().String()}}}
+		p.ctx, p.cancel = context.WithCancel(b.ctx)
+		removed := make(chan struct{})
+		go func() {
+			defer close(removed)
+			<-refused
+			for range i % 100 * 10 {
+				runtime.Gosched()
+			}
+			p.cancel()
+		}()
+		if c, _, err := p.connect(uint64(i+1), nil); err == nil {
+			c.Close()
+			t.Fatal("a handshake without a challenge was taken for good")
+		}
+		<-removed
 	}
 }

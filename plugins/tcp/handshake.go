@@ -44,6 +44,8 @@ const (
 	statusVersion
 	// statusFull: no more connections.
 	statusFull
+	// statusRefused: that writer epoch is refused for good, but a slice of it may be landing still.
+	statusRefused
 )
 
 func (s status) Error() string {
@@ -54,6 +56,8 @@ func (s status) Error() string {
 		return "another plugin process answers at this address"
 	case statusVersion:
 		return "the receiver speaks another version; run the same release on both hosts"
+	case statusRefused:
+		return "the receiver refuses this writer for good: it was fenced, or is being removed"
 	case statusFull:
 		return "the receiver has no connection left; raise max_connections there"
 	}

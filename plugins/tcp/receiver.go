@@ -204,7 +204,7 @@ func (r *receiver) admit(c net.Conn) (*inbound, error) {
 		case w == nil:
 			return nil, statusUnknown
 		case w.refused.Load(): // a slice of it may be landing still
-			return nil, statusFull
+			return nil, statusRefused
 		}
 		return w.token, statusOK
 	})
@@ -265,7 +265,9 @@ func (r *receiver) join(in *inbound) status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch w := in.w; {
-	case r.closed || w.refused.Load():
+	case w.refused.Load():
+		return statusRefused
+	case r.closed:
 		return statusFull
 	case len(w.conns) >= maxPerWriter || w.conns[in.number] != nil:
 		return statusFull

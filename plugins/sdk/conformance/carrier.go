@@ -79,6 +79,8 @@ type ProcessControl interface {
 	Written() uint64
 	// Exit says how the process ended by itself: "exit status 0"; "" while it runs or when the host killed it.
 	Exit() string
+	// Orphans tells whether processes of its group outlived it, until the host killed them.
+	Orphans() bool
 	// RuntimeDir is the private directory of the epoch; Leftovers names the sockets that the plugin left there,
 	// once it is reaped.
 	RuntimeDir() string

@@ -173,7 +173,7 @@ func init() {
 			Title:    "pages that a new opener gets are written by nobody of the old one",
 			Incident: "sglang#32564: pages of an aborted room went to the next one, and a late write landed in them",
 			Script: `
-> Grant of all pages to opener X; 12 Submits of 1 MiB
+> Grant of all pages to opener X; 12 Submits of 512 KiB
 > Revoke, while they run
 < Revoked(quiet=true)
 > Grant of the same pages to opener Y; Submits of Y
@@ -245,7 +245,7 @@ func init() {
 
 // generationLoad is a load whose case grants by itself.
 func generationLoad(t *T) *load {
-	l := newLoad(t, t.A(), t.B(), 12, 1<<20)
+	l := newLoad(t, t.A(), t.B(), 12, 512<<10)
 	for _, g := range l.Grants() {
 		l.Revoke(g)
 	}

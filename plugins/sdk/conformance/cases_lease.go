@@ -17,7 +17,7 @@ func init() {
 			Script: `
 > regions, pools, peer, plan
 > EOF on the control socketpair of the writer, and nothing else
-= it exits by itself; nobody maps the memory or holds its lease`,
+= it exits by itself, and its children with it; nobody maps the memory or holds its lease`,
 			Run: func(t *T) {
 				p := t.Path(Shape{Pages: 8, PageBytes: 4096})
 				p.Submit(Submit{Src: Pages(0, 8), Dst: Pages(0, 8)}).Done()
@@ -75,17 +75,17 @@ func init() {
 				r := t.A().NewMemory(64 << 20)
 				t.A().MayDie()
 				t.A().sendRegion(r, nil)
+				defer copy(r.Bytes[r.Size-8:], r.shadow[r.Size-8:]) // answered or not
 				leaseHangUp(t, t.A())
-				copy(r.Bytes[r.Size-8:], r.shadow[r.Size-8:]) // answered or not
 			},
 		},
 		Case{
 			ID: "beat/every-second", Rule: "R12", Profile: Process, Timeout: procTimeout,
 			Title: "beats come on Control, with nothing to do and under load",
 			Script: `
-< two beats within 10 s each, with growing seq
+< two beats within 10 s each
 > ops all the time
-< two more`,
+< one more; seq has grown`,
 			Run: beatEverySecond,
 		},
 		Case{
@@ -142,6 +142,7 @@ func leaseHangUp(t *T, n *Node) {
 	n.MayDie()
 	procDo(t, "hang up the control socket", n.Process().HangUp())
 	procExits(t, n, "its host dies")
+	t.Check(!n.Process().Orphans(), "R6", "the plugin to take its children along when its host dies", "processes of its group lived on")
 }
 
 // procClose ends the node's plugin in good order.
@@ -153,20 +154,20 @@ func procClose(t *T, n *Node) {
 
 func beatEverySecond(t *T) {
 	n := t.A()
-	_, before := n.Beats()
 	procBeats(n, 1)
+	_, before := n.Beats()
 	procBeats(n, 1)
 	p := t.Path(Shape{Pages: 8, PageBytes: 4096})
 	from, _ := n.Beats()
 	// Under load the ops are what passes the time.
-	for deadline := time.Now().Add(t.scaled(20 * time.Second)); ; {
+	for deadline := time.Now().Add(t.scaled(beatLimit)); ; {
 		p.Submit(Submit{Src: Pages(0, 8), Dst: Pages(0, 8)}).Done()
 		now, last := n.Beats()
-		if now >= from+2 {
-			t.Check(before == nil || last.Seq > before.Seq, "R12", "Beat.seq to grow", "%d after %d", last.Seq, before.GetSeq())
+		if now > from {
+			t.Check(last.Seq > before.Seq, "R12", "Beat.seq to grow", "%d after %d", last.Seq, before.Seq)
 			return
 		}
-		t.Check(time.Now().Before(deadline), "R12", "two beats within 20 s under load", "%d", now-from)
+		t.Check(time.Now().Before(deadline), "R12", fmt.Sprintf("a beat within %v under load", t.scaled(beatLimit)), "none")
 	}
 }
 

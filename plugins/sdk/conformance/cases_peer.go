@@ -184,8 +184,8 @@ func init() {
 < A, for each: Done, or Failed(CAUSE_PEER_UNREACHABLE); then PeerRemoved
 < B, for each: Done`,
 			Run: func(t *T) {
-				l := newLoad(t, t.A(), t.B(), 32, 512<<10)
-				back := newLoad(t, t.B(), t.A(), 8, 512<<10)
+				l := newLoad(t, t.A(), t.B(), 32, 128<<10)
+				back := newLoad(t, t.B(), t.A(), 8, 128<<10)
 				ops, others := l.submitAll(), back.submitAll()
 				peerRemoveBusy(t, l, ops)
 				for _, op := range others {

@@ -408,22 +408,23 @@ func protoRemotePools(t *T, causes []contract.Cause, bad func(p *Path, m *contra
 }
 
 func protoLargeFrame(t *T) {
-	runs := 112_000
+	const pages = 4 << 20 // page numbers of 4 bytes on the wire
+	runs := 72_000
 	if n := t.A().Hello().GetLimits().GetMaxRuns(); n != 0 {
 		runs = min(runs, int(n))
 	}
-	const pageBytes = 8
-	p := t.Path(Shape{Pages: uint32(runs), PageBytes: pageBytes})
-	s := Submit{}
-	for _, page := range t.Rand().Perm(runs) {
-		s.Src = append(s.Src, sdk.Run{Start: uint32(page), Count: 1, Stride: 1})
+	p := t.Path(Shape{Pages: pages, PageBytes: 1})
+	shuffled := func() (list []sdk.Run) {
+		for _, i := range t.Rand().Perm(runs) {
+			list = append(list, sdk.Run{Start: pages - 1 - uint32(i)*(pages/72_000), Count: 1, Stride: 1})
+		}
+		return list
 	}
-	for _, page := range t.Rand().Perm(runs) {
-		s.Dst = append(s.Dst, sdk.Run{Start: uint32(page), Count: 1, Stride: 1})
+	op, m := p.prepare(Submit{Src: shuffled(), Dst: shuffled()})
+	for _, r := range []*contract.Runs{m.Source, m.Destination} {
+		r.Stride = slices.Repeat([]uint32{1}, runs) // said, not left out
 	}
-	op, m := p.prepare(s)
-	const limit = 1 << 20
-	if n := proto.Size(&contract.HostFrame{Events: []*contract.HostEvent{{Event: &contract.HostEvent_Submit{Submit: m}}}}); n > limit {
+	if n := proto.Size(&contract.HostFrame{Events: []*contract.HostEvent{{Event: &contract.HostEvent_Submit{Submit: m}}}}); n > 1<<20 {
 		t.broke("a frame of %d bytes", n)
 	}
 	p.From.submit(op, m).Done()

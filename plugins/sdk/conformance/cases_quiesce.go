@@ -15,12 +15,12 @@ func init() {
 			Title:    "an aborted op is not quiet before its last write",
 			Incident: "sglang#36707: the abort was acknowledged as drained while a write could still land",
 			Script: `
-> 8 Submits of 2 MiB in one frame; AbortOp of each at a random moment; 6 rounds
+> 8 Submits of 1 MiB in one frame; AbortOp of each at a random moment; 4 rounds
 < for each: Aborted or Done; Quiesced if that said quiet=false
 = a canary is put over the pages the moment that the op is quiet; further ops run; the canary is whole`,
 			Run: func(t *T) {
-				l := newLoad(t, t.A(), t.B(), 8, 2<<20)
-				for range 6 {
+				l := newLoad(t, t.A(), t.B(), 8, 1<<20)
+				for range 4 {
 					ops := l.submitAll()
 					for _, i := range t.Rand().Perm(len(ops)) {
 						if t.Rand().IntN(2) == 0 {
@@ -41,14 +41,14 @@ func init() {
 			Title:    "pages of an aborted op can be written by the next as soon as it is quiet",
 			Incident: "sglang#32564: pages of an aborted room went to the next one, and a late write landed in them",
 			Script: `
-> Submit of 8 MiB; AbortOp
+> Submit of 4 MiB; AbortOp
 < Aborted or Done, quiet
 > at once: Submits of other source pages to the same destination pages
 < Accepted, Done
-= the pages hold the bytes of the second op, to the end; 4 rounds`,
+= the pages hold the bytes of the second op, to the end; 3 rounds`,
 			Run: func(t *T) {
-				l := newLoad(t, t.A(), t.B(), 2, 8<<20)
-				for range 4 {
+				l := newLoad(t, t.A(), t.B(), 2, 4<<20)
+				for range 3 {
 					first, second := l.op(0), l.op(1)
 					second.Dst, second.Keep = first.Dst, true
 					op := l.Submit(first)
@@ -64,12 +64,12 @@ func init() {
 			ID: "quiesce/peer-removed", Rule: "R4", Profile: TransferQuiesce,
 			Title: "ops that PeerRemove ends become quiet, and then nothing of them lands",
 			Script: `
-> 16 Submits of 1 MiB; PeerRemove while they run
+> 16 Submits of 512 KiB; PeerRemove while they run
 < for each: Done, or Failed(CAUSE_PEER_UNREACHABLE); Quiesced if that said quiet=false
 < PeerRemoved, after the ends
 = a canary over the pages of each op that is quiet is whole; a new peer works`,
 			Run: func(t *T) {
-				l := newLoad(t, t.A(), t.B(), 16, 1<<20)
+				l := newLoad(t, t.A(), t.B(), 16, 512<<10)
 				ops := l.submitAll()
 				ops[0].Accepted()
 				l.From.removePeer(l.Handle)
@@ -87,14 +87,14 @@ func init() {
 			Title:    "memory can be taken back as soon as its ops are quiet",
 			Incident: "nixl#2044: a transfer was released while it ran, and its memory was unregistered under it",
 			Script: `
-> Submit of 8 MiB; AbortOp
+> Submit of 4 MiB; AbortOp
 < Aborted or Done, quiet
 > at once: Revoke, RegionRemove of the destination, RegionRemove of the source
 < RegionRemoved of each
 = nobody holds the leases in the end; nothing has been written since the op was quiet`,
 			Run: func(t *T) {
-				for range 3 {
-					l := newLoad(t, t.A(), t.B(), 1, 8<<20)
+				for range 2 {
+					l := newLoad(t, t.A(), t.B(), 1, 4<<20)
 					op := l.submit(0).Accepted()
 					orderOver(t, op.Abort().Quiet())
 					for _, g := range l.Grants() {
@@ -111,14 +111,14 @@ func init() {
 			ID: "quiesce/writer-dropped", Rule: "R4", Profile: TransferQuiesce,
 			Title: "ops whose receiver drops the writer end, and say honestly whether they are quiet",
 			Script: `
-> A: 16 Submits of 1 MiB to B
+> A: 16 Submits of 512 KiB to B
 > B: PeerRemove of the writer A
 < B: PeerRemoved
 > A: AbortOp of each
 < A, for each: Done, Failed or Aborted; Quiesced if that said quiet=false
 = a canary over the pages of each op that is quiet is whole`,
 			Run: func(t *T) {
-				l := newLoad(t, t.A(), t.B(), 16, 1<<20)
+				l := newLoad(t, t.A(), t.B(), 16, 512<<10)
 				l.submit(0).Done()
 				ops := l.submitAll()
 				ops[0].Accepted()
@@ -137,15 +137,15 @@ func init() {
 			ID: "quiesce/revoked", Rule: "R4", Profile: TransferQuiesce, Needs: []string{sdk.FeatureReceiverChecked},
 			Title: "after Revoked(quiet=true) no byte of the opener lands, however hard the writer pushes",
 			Script: `
-> Grant; 12 Submits of 1 MiB
+> Grant; 12 Submits of 512 KiB
 > Revoke, while they run
 < Revoked(quiet=true)
 = from here on the pages do not change
 > 12 more Submits of that opener
-< for each: Done if it was before the Revoke, or Failed(CAUSE_REFUSED or CAUSE_BOUNDS); 4 rounds`,
+< for each: Done if it was before the Revoke, or Failed(CAUSE_REFUSED or CAUSE_BOUNDS); 3 rounds`,
 			Run: func(t *T) {
 				l := generationLoad(t)
-				for round := range 4 {
+				for round := range 3 {
 					grant := l.Grant(l.Generation.Destination, l.Dst, Pages(0, l.Dst.Pages)...)
 					ops := l.submitAll()
 					if round%2 == 1 {
@@ -190,12 +190,12 @@ func init() {
 			ID: "drain/waits-for-open-ops", Rule: "R4", Profile: TransferQuiesce, Fresh: true,
 			Title: "Drained comes when all open ops have ended and are quiet",
 			Script: `
-> one frame: 16 Submits of 2 MiB, Drain with a deadline of a minute, a Submit
+> one frame: 16 Submits of 512 KiB, Drain with a deadline of a minute, a Submit
 < for the 16: Accepted, Progress…, Done
 < for the last: Accepted, Skipped(CAUSE_SHUTDOWN, quiet=true)
 < Drained(open_ops=0), behind the ends of the 16`,
 			Run: func(t *T) {
-				l := newLoad(t, t.A(), t.B(), 16, 2<<20)
+				l := newLoad(t, t.A(), t.B(), 16, 512<<10)
 				ops, late := drainBehind(l, time.Minute)
 				left := drainAnswer(l.From)
 				t.Check(left == 0, "R4", "Drained(open_ops=0), there being time enough", "open_ops=%d", left)
@@ -209,12 +209,12 @@ func init() {
 			ID: "drain/deadline", Rule: "R5", Profile: TransferQuiesce, Fresh: true,
 			Title: "Drained comes at the deadline with what is left, and what is left still ends",
 			Script: `
-> one frame: 16 Submits of 2 MiB, Drain with a deadline of 1 ns, a Submit
+> one frame: 16 Submits of 512 KiB, Drain with a deadline of 1 ns, a Submit
 < Drained with the number of ops that are not over
 < for the 16: Done; for the last: Skipped(CAUSE_SHUTDOWN, quiet=true)
 = nothing was ended because of the deadline; Drained came once`,
 			Run: func(t *T) {
-				l := newLoad(t, t.A(), t.B(), 16, 2<<20)
+				l := newLoad(t, t.A(), t.B(), 16, 512<<10)
 				ops, late := drainBehind(l, 1)
 				t.Notef("%d ops were left", drainAnswer(l.From))
 				for _, op := range ops {
@@ -230,12 +230,12 @@ func init() {
 			ID: "drain/abort-what-is-left", Rule: "R7", Profile: TransferQuiesce, Fresh: true,
 			Title: "a draining plugin still aborts",
 			Script: `
-> one frame: 16 Submits of 2 MiB, Drain with a deadline of a minute
+> one frame: 16 Submits of 512 KiB, Drain with a deadline of a minute
 > AbortOp of each
 < for each: Aborted or Done
 < Drained(open_ops=0), behind them`,
 			Run: func(t *T) {
-				l := newLoad(t, t.A(), t.B(), 16, 2<<20)
+				l := newLoad(t, t.A(), t.B(), 16, 512<<10)
 				ops, late := drainBehind(l, time.Minute)
 				for _, op := range ops {
 					orderOver(t, op.Abort().Quiet())
@@ -267,14 +267,14 @@ func init() {
 			ID: "fence/live-writer", Rule: "R4", Profile: TransferQuiesce, Fresh: true,
 			Title: "Fenced(QUIET) of a writer that lives means that no byte of it lands any more",
 			Script: `
-> A: 16 Submits of 1 MiB to B
+> A: 16 Submits of 512 KiB to B
 > B: FencePeer of A's epoch, while they run
 < B: Fenced(QUIET) or Fenced(UNKNOWN); never QUIET without fence_peer
 > A: 16 more Submits; B: PeerRemove of A; A: AbortOp of all
 < A, for each: an end
 = after QUIET the pages do not change any more, and no later op is done`,
 			Run: func(t *T) {
-				l := newLoad(t, t.A(), t.B(), 16, 1<<20)
+				l := newLoad(t, t.A(), t.B(), 16, 512<<10)
 				l.submit(0).Done()
 				ops := l.submitAll()
 				ops[0].Accepted()

@@ -61,6 +61,8 @@ func init() {
 				r := t.B().NewMemory(64 << 10)
 				e := t.B().OfferRegion(r, func(m *contract.RegionAdd) { m.NoCanary, m.Canary, m.CanaryOffset = true, 0, 0 })
 				regionTaken(t, e)
+				word := binary.LittleEndian.Uint64(r.Bytes[r.Size-8:])
+				t.Check(word == canary, "R4", "nothing to be written", "%#x where canaries are, not %#x", word, uint64(canary))
 				copy(r.Bytes[r.Size-8:], r.shadow[r.Size-8:]) // what the suite had put there
 				r.export = e.GetRegionReady().GetExport()
 				r.intact(t, "R4", "nothing to be written")

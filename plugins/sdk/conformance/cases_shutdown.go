@@ -135,6 +135,7 @@ func init() {
 				stdioLoad(t)
 				for _, n := range []*Node{t.A(), t.B()} {
 					procClose(t, n)
+					t.Check(!n.Process().Orphans(), "R12", "a plugin that is shut down to take its children along", "processes of its group lived on")
 				}
 				leftoverNone(t)
 			},
@@ -145,10 +146,11 @@ func init() {
 			Script: `
 > eight ops of 4 MiB
 > SIGKILL to both
-= no process of their groups, no socket, no mapping, no lease`,
+= no process of their groups, no socket, no mapping, no lease; a canary over the pages stays`,
 			Run: func(t *T) {
 				p := procPath(t)
-				procLoad(p)[0].Moving()
+				ops := procLoad(p)
+				ops[0].Moving()
 				for _, n := range []*Node{t.A(), t.B()} {
 					n.MayDie()
 					procDo(t, "kill", n.Process().Kill())
@@ -156,6 +158,7 @@ func init() {
 				for _, n := range []*Node{t.A(), t.B()} {
 					n.UntilReaped(procGone)
 				}
+				procOver(p, ops)
 				leftoverNone(t)
 			},
 		},

@@ -177,7 +177,6 @@ func (s *stormSlots) submit() {
 }
 
 func (s *stormSlots) abort(o *Op) {
-	o.node = s.path.From
 	s.aborted[o] = true
 	o.Abort()
 }
@@ -238,7 +237,7 @@ func stormGenerations(t *T) {
 	r := t.Rand()
 	p := t.Path(Shape{Pages: uint32(slots) * pages, PageBytes: bytes, NoGrant: true})
 	live := make([]*stormGeneration, slots)
-	var dead []*contract.Generation
+	dead := make([][]*contract.Generation, slots) // by the slot that they were granted
 	settle := func(g *stormGeneration) {
 		if g.op != nil {
 			g.op.Done()
@@ -253,14 +252,14 @@ func stormGenerations(t *T) {
 			g = &stormGeneration{generation: p.NewGeneration()}
 			g.grant = p.Grant(g.generation.Destination, p.Dst, Pages(first, pages)...)
 			live[slot] = g
-		case r.IntN(5) == 0 && len(dead) > 0: // a stale opener, over pages that a live one may be writing
-			old := dead[r.IntN(len(dead))]
+		case r.IntN(4) == 0 && len(dead[slot]) > 0: // a stale opener of these pages, which a live one may be writing
+			old := dead[slot][r.IntN(len(dead[slot]))]
 			end := p.Submit(Submit{Generation: old, Src: Pages(first, pages), Dst: Pages(first, pages), Change: func(*contract.Submit) {}}).Quiet()
 			t.Check(end.Kind == "failed" && (end.Cause == contract.Cause_CAUSE_REFUSED || end.Cause == contract.Cause_CAUSE_BOUNDS), "R3",
 				"an op of a revoked opener to end Failed(CAUSE_REFUSED or CAUSE_BOUNDS)", "%s", end)
 		case r.IntN(3) == 0:
 			quiet := p.Revoke(g.grant)
-			dead = append(dead, g.generation)
+			dead[slot] = append(dead[slot], g.generation)
 			live[slot] = nil
 			if g.op == nil {
 				break
@@ -323,7 +322,6 @@ func stormPeers(t *T) {
 	r := t.Rand()
 	back := t.PathBetween(t.B(), t.A(), Shape{Pages: 64, PageBytes: 512})
 	steady := newStormSlots(t, back, stormWindow(t, 4, 16*512), 16)
-	steady.t = t
 	src, dst := layoutPool(t.A(), pages, layoutTensor{bytes: bytes}), layoutPool(t.B(), pages, layoutTensor{bytes: bytes})
 	window := stormWindow(t, 10, 4*bytes)
 	for range 25 {
@@ -480,7 +478,7 @@ func stormSlowHost(t *T) {
 			stormDone(o, aborted[o])
 		}
 	}
-	base.check(t)
+	base.check(t, leakBytes)
 }
 
 func stormKill(t *T) {

@@ -186,7 +186,7 @@ func init() {
 < for each: Accepted, Progress…, Done
 = none is failed, skipped or aborted for being late`,
 			Run: func(t *T) {
-				l := newLoad(t, t.A(), t.B(), 24, 256<<10)
+				l := newLoad(t, t.A(), t.B(), 24, 128<<10)
 				deadlines := []time.Duration{1, time.Millisecond, -1} // -1 is 2^64-1 on the wire
 				for _, op := range l.submitAll(func(i int, s *Submit) { s.Deadline = deadlines[i%len(deadlines)] }) {
 					op.Done()
@@ -197,11 +197,11 @@ func init() {
 			ID: "progress/counts-bytes", Rule: "R9", Profile: TransferCore, Needs: []string{sdk.FeatureByteProgress},
 			Title: "a large op reports bytes between 0 and its size",
 			Script: `
-> up to 4 Submits of 32 MiB, one after the other
+> up to 4 Submits of 16 MiB, one after the other
 < Accepted, Progress…, Done
 = one of them, at least, reported a count above 0 and below its size`,
 			Run: func(t *T) {
-				l := newLoad(t, t.A(), t.B(), 1, 32<<20)
+				l := newLoad(t, t.A(), t.B(), 1, 16<<20)
 				if l.size() < 4<<20 {
 					t.Unsupported("the plugin takes ops of at most %d bytes; too small to see progress", l.size())
 				}

@@ -27,7 +27,7 @@ func Exec(path string, args ...string) Carrier {
 			abs = a
 		}
 	}
-	return FromSpec("exec:"+path, pluginhost.Spec{Name: "plugin", Exec: abs, Args: args})
+	return FromSpec("exec:"+path, pluginhost.Spec{Name: "under-test", Exec: abs, Args: args})
 }
 
 // Script is the carrier of a plugin that an interpreter runs: Script("python3", "backend.py").
@@ -35,7 +35,15 @@ func Script(interpreter, file string, args ...string) Carrier {
 	if a, err := filepath.Abs(file); err == nil {
 		file = a
 	}
-	return FromSpec("exec:"+interpreter+" -- "+file, pluginhost.Spec{Name: "plugin", Exec: interpreter, Script: file, Args: args})
+	return FromSpec("exec:"+interpreter+" -- "+file, pluginhost.Spec{Name: "under-test", Exec: interpreter, Script: file, Args: args})
+}
+
+// Wasm is the carrier of a WASM guest, hosted by an engine: its program, as Exec takes one.
+func Wasm(engine, module string) Carrier {
+	if a, err := filepath.Abs(module); err == nil {
+		module = a
+	}
+	return FromSpec("wasm:"+module, pluginhost.Spec{Name: "under-test", Exec: engine, Wasm: module})
 }
 
 // FromSpec is the carrier of a plugin as an engine's configuration describes it. ref is what people call
@@ -184,6 +192,7 @@ func (p *execPlugin) Stderr() string      { return p.plugin.Status().Stderr }
 func (p *execPlugin) Written() uint64     { return p.plugin.Status().Written }
 func (p *execPlugin) RuntimeDir() string  { return p.runtime }
 func (p *execPlugin) Leftovers() []string { return p.plugin.Status().Leftovers }
+func (p *execPlugin) Orphans() bool       { return p.plugin.Status().Orphans }
 func (p *execPlugin) Exit() string        { return p.plugin.Status().Exit }
 
 func (p *execPlugin) Signal(sig unix.Signal) error {

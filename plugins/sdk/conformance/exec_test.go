@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"debug/elf"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -86,7 +87,7 @@ func TestNotReady(t *testing.T) {
 		return path
 	}
 	door := func(mode string) Carrier {
-		return FromSpec("exec:"+mode, pluginhost.Spec{Name: "plugin", Exec: self, Env: map[string]string{doorEnv: mode}})
+		return FromSpec("exec:"+mode, pluginhost.Spec{Name: "under-test", Exec: self, Env: map[string]string{doorEnv: mode}})
 	}
 	for _, c := range []struct {
 		name    string
@@ -99,7 +100,7 @@ func TestNotReady(t *testing.T) {
 		{"directory", Exec(dir), []string{dir, "not an executable file"}, true},
 		{"not-executable", Exec(file("plain", 0o644, []byte("text"))), []string{"plain", "not an executable file"}, true},
 		{"script", Exec(file("script", 0o755, []byte("#!/bin/sh\nexit 0\n"))), []string{"script", "interpreter"}, true},
-		{"other-machine", Exec(file("other", 0o755, otherMachine())), []string{"other"}, true},
+		{"other-machine", Exec(file("other", 0o755, otherMachine())), []string{"other", "S390"}, true},
 		{"text", Exec(file("text", 0o755, []byte("hello\n"))), []string{"text"}, true},
 		{"exits", door("exit"), []string{"exit status 7", "libfrobnicator.so.3"}, true},
 		{"pollutes", door("pollute"), []string{"Welcome to my plugin!", "stdout"}, true},
@@ -137,8 +138,10 @@ func TestNotReady(t *testing.T) {
 
 // otherMachine is an ELF header of a machine that this is not.
 func otherMachine() []byte {
-	elf := append([]byte("\x7fELF\x02\x01\x01"), make([]byte, 57)...)
-	binary.LittleEndian.PutUint16(elf[16:], 2)      // ET_EXEC
-	binary.LittleEndian.PutUint16(elf[18:], 0xF3F3) // nobody's
-	return elf
+	header := append([]byte("\x7fELF\x02\x01\x01"), make([]byte, 57)...)
+	binary.LittleEndian.PutUint16(header[16:], uint16(elf.ET_EXEC))
+	binary.LittleEndian.PutUint16(header[18:], uint16(elf.EM_S390))
+	binary.LittleEndian.PutUint32(header[20:], 1)  // version
+	binary.LittleEndian.PutUint16(header[52:], 64) // bytes of this header
+	return header
 }

@@ -283,6 +283,13 @@ func (n *Node) NewID() uint64 {
 	return n.id
 }
 
+// passID makes NewID go on behind id: the plugin here was told something of it and may remember it.
+func (n *Node) passID(id uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.id = max(n.id, id)
+}
+
 func (n *Node) newHandle() uint32 {
 	n.mu.Lock()
 	defer n.mu.Unlock()

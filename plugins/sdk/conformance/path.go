@@ -474,11 +474,13 @@ func (p *Path) quiet(o *Op) {
 		case o.loose:
 			copy(shadow, dst)
 		case !o.keep:
-			mark := byte(o.ID*151) ^ 0x5A
-			for i := range dst {
-				dst[i] = mark
+			if len(shadow) > 0 {
+				shadow[0] = byte(o.ID*151) ^ 0x5A
 			}
-			copy(shadow, dst)
+			for n := 1; n < len(shadow); n *= 2 {
+				copy(shadow[n:], shadow[:n])
+			}
+			copy(dst, shadow)
 		case o.state.end.Kind != "done":
 			copy(shadow, dst)
 		}

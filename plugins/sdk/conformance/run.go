@@ -36,7 +36,7 @@ type Config struct {
 	HandshakeTimeout time.Duration
 	// Fresh gives every case plugins of its own; otherwise cases that do not upset them share a pair.
 	Fresh bool
-	// OnStart and OnResult, if set, are told of the progress, one call at a time.
+	// OnStart, of cases that run, and OnResult, of all, are told of the progress, if set; one call at a time.
 	OnStart  func(*Case)
 	OnResult func(*Result)
 
@@ -152,9 +152,6 @@ func Run(ctx context.Context, cfg Config) (*Results, error) {
 	}
 	for i := range selected {
 		s := &selected[i]
-		if cfg.OnStart != nil {
-			cfg.OnStart(&s.Case)
-		}
 		result := r.one(ctx, s)
 		res.Cases = append(res.Cases, result)
 		if cfg.OnResult != nil {
@@ -183,6 +180,9 @@ func (r *runner) one(ctx context.Context, s *selected) *Result {
 		case s.skip != "":
 			result.Reason = s.skip
 		default:
+			if r.cfg.OnStart != nil {
+				r.cfg.OnStart(&s.Case)
+			}
 			result = r.runCase(ctx, &s.Case)
 			if ctx.Err() != nil && result.Outcome == Failed {
 				// The case was cut short: whether what it saw was a failure is not known.

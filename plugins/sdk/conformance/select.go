@@ -53,12 +53,12 @@ func matchesAny(patterns []string, id string) bool {
 func (cfg *Config) selection() (list []selected, err error) {
 	for _, p := range cfg.Profiles {
 		if !slices.Contains(Profiles(), p) {
-			return nil, fmt.Errorf("unknown profile %q; the profiles are %v", p, Profiles())
+			return nil, fmt.Errorf("unknown profile %q; the profiles are %s", p, profileList())
 		}
 	}
 	for _, p := range slices.Concat(cfg.Run, cfg.Skip) {
 		if !slices.ContainsFunc(registry, func(c Case) bool { return Match(p, c.ID) }) {
-			return nil, fmt.Errorf("pattern %q matches no case; `conformance list` shows their ids", p)
+			return nil, fmt.Errorf("pattern %q matches no case; `engine conformance list` shows their ids", p)
 		}
 	}
 	for _, c := range Cases() {
@@ -84,4 +84,12 @@ func (cfg *Config) unmatched() (problems []string) {
 		}
 	}
 	return problems
+}
+
+func profileList() string {
+	var names []string
+	for _, p := range Profiles() {
+		names = append(names, string(p))
+	}
+	return strings.Join(names, ", ")
 }

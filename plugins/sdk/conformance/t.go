@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -42,9 +41,6 @@ type Failure struct {
 }
 
 func (f Failure) String() string { return fmt.Sprintf("expected %s; got %s", f.Expected, f.Got) }
-
-// stopped is why a case ended by Goexit.
-var errStopped = errors.New("the case was stopped")
 
 // Fail records a failure of the rule and ends the case.
 func (t *T) Fail(rule, expected, format string, args ...any) {

@@ -1,9 +1,11 @@
 package conformance
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -45,7 +47,11 @@ func (e Entry) MarshalJSON() ([]byte, error) {
 	if e.Control {
 		j.Stream = "control"
 	}
-	return json.Marshal(j)
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false) // ">" is to be read
+	err := enc.Encode(j)
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
 // UnmarshalJSON reads one line of a trace file.
@@ -61,7 +67,7 @@ func (e *Entry) UnmarshalJSON(b []byte) error {
 	if j.Dir != ">" && j.Dir != "<" {
 		return fmt.Errorf("dir: %q, want \">\" or \"<\"", j.Dir)
 	}
-	*e = Entry{At: time.Duration(j.Ms * float64(time.Millisecond)), Node: j.Node, ToHost: j.Dir == "<", Control: j.Stream == "control",
+	*e = Entry{At: time.Duration(math.Round(j.Ms*1000)) * time.Microsecond, Node: j.Node, ToHost: j.Dir == "<", Control: j.Stream == "control",
 		Text: j.Text, Mark: j.Mark, Wire: wire}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -16,14 +17,18 @@ import (
 // Check compares a run with the YAML report that is committed beside the plugin, and with update writes that
 // file instead. A report is stale when the contract version, the plugin's name, kinds, memory kinds or features,
 // the ids of the cases or their outcomes differ; digest, versions, seed, date and times are not compared. A run of
-// which `go test -run` chose only a part is not compared.
+// which `go test -run` chose only a part is not compared, nor one that failed.
 func Check(t testing.TB, res *conformance.Results, file string, update bool) {
 	t.Helper()
 	if !res.Chosen() {
 		t.Logf("%s is not compared: go test ran a part of the suite only", file)
 		return
 	}
-	r := &Report{Results: res}
+	if t.Failed() {
+		t.Logf("%s is not compared: the run failed", file)
+		return
+	}
+	r := &Report{Results: res, Engine: suiteVersion()}
 	if update {
 		if v := res.Verdict(); v != conformance.Conformant {
 			t.Fatalf("%s is not written: the run was %s", file, v)
@@ -35,6 +40,23 @@ func Check(t testing.TB, res *conformance.Results, file string, update bool) {
 	if err := r.compare(file); err != nil {
 		t.Errorf("%v\nwrite it anew with: go test -run '^%s$' -update", err, t.Name())
 	}
+}
+
+// suiteVersion is the version of this module in the test binary.
+func suiteVersion() string {
+	const module = "github.com/terminus-kv/terminus"
+	version := ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range append(info.Deps, &info.Main) {
+			if m.Path == module {
+				version = strings.Trim(m.Version, "()")
+			}
+		}
+	}
+	if version == "" {
+		return "devel"
+	}
+	return version
 }
 
 // ErrStale: a committed report says something else than a run does.

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/goccy/go-yaml"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/terminus-kv/terminus/plugins/sdk/conformance"
@@ -258,6 +259,19 @@ func TestCompare(t *testing.T) {
 	}
 	if err := sample().compare(file); !errors.Is(err, ErrStale) {
 		t.Errorf("not YAML: %v", err)
+	}
+}
+
+// TestYAMLKeepsText: a version or digest that looks like a number is read back as it was.
+func TestYAMLKeepsText(t *testing.T) {
+	r := sample()
+	r.Hello.PluginVersion, r.SHA256, r.Seed = "2.10", strings.Repeat("1", 30)+"e5", 1<<64-1
+	var s Summary
+	if err := yaml.Unmarshal(written(t, r.YAML), &s); err != nil {
+		t.Fatal(err)
+	}
+	if s.Plugin.Version != "2.10" || s.Plugin.SHA256 != r.SHA256 || s.Seed != r.Seed {
+		t.Errorf("%+v", s)
 	}
 }
 

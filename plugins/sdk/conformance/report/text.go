@@ -3,6 +3,8 @@ package report
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/terminus-kv/terminus/plugins/sdk/conformance"
@@ -14,9 +16,23 @@ func (r *Report) Text(w io.Writer) error {
 	s := r.Summary()
 	fmt.Fprintf(&b, "%s\nfeatures: %s\n", r.Title(), strings.Join(s.Plugin.Features, " "))
 	for _, p := range r.profiles() {
-		fmt.Fprintf(&b, "\n%s\n", p.name)
+		var lines strings.Builder
+		skipped := map[string]int{} // by reason
 		for _, c := range p.cases {
-			b.WriteString(Line(c))
+			if c.Outcome == conformance.Skipped {
+				skipped[c.Why()]++
+				continue
+			}
+			lines.WriteString(Line(c))
+		}
+		reasons := slices.Sorted(maps.Keys(skipped))
+		if lines.Len() == 0 && len(reasons) == 1 {
+			fmt.Fprintf(&b, "\n%s: all %d skipped, %s\n", p.name, len(p.cases), reasons[0])
+			continue
+		}
+		fmt.Fprintf(&b, "\n%s\n%s", p.name, lines.String())
+		for _, why := range reasons {
+			fmt.Fprintf(&b, "  %-*s  %d of %d: %s\n", outcomeWidth, conformance.Skipped, skipped[why], len(p.cases), why)
 		}
 	}
 	for _, c := range r.Cases {

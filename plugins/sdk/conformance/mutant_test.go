@@ -1,0 +1,236 @@
+package conformance
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/terminus-kv/terminus/plugins/sdk"
+	"github.com/terminus-kv/terminus/plugins/sdk/contract"
+)
+
+var rewrite = flag.Bool("rewrite", false, "rewrite testdata/mutants from what the cases find")
+
+// carrier runs the mutant; none of its hooks set is the sound reference.
+func (m *mutant) carrier(t *testing.T) Carrier {
+	if m.process != "" {
+		return processMutant(t, m.process)
+	}
+	c := Memory(func() sdk.Backend {
+		var h hooks
+		if m.backend != nil {
+			m.backend(&h)
+		}
+		return newReference(h)
+	})
+	if m.frames != nil {
+		return mangled{c, m.frames}
+	}
+	return c
+}
+
+// TestSound: what the mutants are made of fails nothing, in all its legal ways.
+func TestSound(t *testing.T) {
+	for _, m := range []mutant{
+		{name: "reference", also: []string{"**"}},
+		{name: "mangler", frames: func(m *mangler) {
+			m.in = func(_ bool, e *contract.HostEvent) []*contract.HostEvent { return []*contract.HostEvent{e} }
+			m.out = func(_ bool, e *contract.PluginEvent) []*contract.PluginEvent { return one(e) }
+		}},
+		{name: "slow-to-be-quiet", also: []string{"abort/*", "quiesce/*", "drain/*"}, backend: func(h *hooks) {
+			h.piece = linger
+			h.cancelled = func(_ *reference, op *sdk.Op, _ []sdk.Copy) {
+				op.Aborted(false)
+				time.Sleep(5 * time.Millisecond)
+				op.Quiesced()
+			}
+		}},
+		{name: "finishes-what-is-aborted", also: []string{"abort/*", "quiesce/*", "drain/*"}, backend: func(h *hooks) {
+			h.piece = linger
+			h.cancelled = (*reference).finish
+		}},
+	} {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			for _, r := range m.run(t) {
+				t.Logf("%6d ms %s %s", r.Took.Milliseconds(), r.Case.ID, r.Outcome)
+				if r.Outcome >= Failed {
+					t.Error(r.Text(m.name))
+				}
+			}
+		})
+	}
+}
+
+// TestMutants: each mutant fails exactly the cases of testdata/mutants/NAME.txt, which `go test -run
+// TestMutants -rewrite` writes, and its killer is among them.
+func TestMutants(t *testing.T) {
+	mutants := slices.Concat(processMutants, memoryMutants)
+	// Mutants wait more than they work, so several run at once, whatever -parallel says.
+	inMemory, asProcess := make(chan struct{}, 4), make(chan struct{}, 3)
+	var mu sync.Mutex
+	killed := map[string]int{} // cases, by how many mutants they find
+	ran := 0
+	t.Run("all", func(t *testing.T) {
+		for _, m := range mutants {
+			t.Run(m.name, func(t *testing.T) {
+				var results []*Result
+				var work sync.WaitGroup
+				slot := inMemory
+				if m.process != "" {
+					slot = asProcess
+				}
+				work.Go(func() {
+					slot <- struct{}{}
+					defer func() { <-slot }()
+					results = m.run(t)
+				})
+				t.Parallel() // from here on when every mutant has been started
+				work.Wait()
+				failing := map[string]*Result{}
+				for _, r := range results {
+					switch r.Outcome {
+					case Errored:
+						t.Errorf("the suite broke: %s", r.Text(m.name))
+					case Failed:
+						failing[r.Case.ID] = r
+					}
+				}
+				mu.Lock()
+				ran++
+				for id := range failing {
+					killed[id]++
+				}
+				mu.Unlock()
+				m.compare(t, failing)
+			})
+		}
+	})
+	if ran < len(mutants) {
+		return // -run left some out
+	}
+	var idle []string
+	for _, c := range Cases() {
+		if !c.Storm && killed[c.ID] == 0 {
+			idle = append(idle, c.ID)
+		}
+	}
+	t.Logf("%d mutants; %d cases that no mutant fails: %s", ran, len(idle), strings.Join(idle, " "))
+}
+
+// compare holds what failed against the mutant's list.
+func (m *mutant) compare(t *testing.T, failing map[string]*Result) {
+	if failing[m.killer] == nil {
+		t.Errorf("%s: not found by %s, which is there for it", m.fault, m.killer)
+	}
+	got := slices.Sorted(maps.Keys(failing))
+	file := filepath.Join("testdata", "mutants", m.name+".txt")
+	if *rewrite {
+		text := fmt.Sprintf("# %s: %s.\n%s\n", m.name, m.fault, strings.Join(got, "\n"))
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatalf("%v; write it with: go test ./plugins/sdk/conformance -run TestMutants -rewrite", err)
+	}
+	var want []string
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+			want = append(want, line)
+		}
+	}
+	for _, id := range want {
+		if failing[id] == nil {
+			t.Errorf("%s does not fail, but is in %s", id, file)
+		}
+	}
+	for _, id := range got {
+		r := failing[id]
+		if !slices.Contains(want, id) {
+			t.Errorf("%s fails, but is not in %s:\n%s", id, file, r.Text(m.name))
+		} else if len(r.Failures) > 0 {
+			t.Logf("%s: %s", id, r.Failures[0])
+		}
+	}
+}
+
+// apart are the cases that a mutant runs only if they are there for its like, its killer and those that it
+// names: they cost more than the others, or what they find hangs on the moment when an abort comes.
+var apart = []string{
+	"abort/after-done", "abort/at-the-receiver", "abort/many-overtake", "abort/mid-transfer", "abort/neighbours-unharmed",
+	"abort/queued", "abort/storm", "abort/twice", "beat/during-big-registration", "beat/every-second", "deadline/is-a-hint",
+	"drain/abort-what-is-left", "drain/deadline", "drain/waits-for-open-ops", "fence/live-writer", "generation/room-reuse",
+	"layout/64-mib-op", "layout/layer-by-layer", "layout/many-slices", "layout/pages-of-1-mib", "leak/*", "loss/*",
+	"order/accepted-first", "order/last-seq", "order/stats-is-a-barrier", "order/stats-lists-open",
+	"peer/added-again", "peer/remove-ends-open-ops", "progress/counts-bytes", "proto/near-limit-frame", "quiesce/*",
+	"transfer/both-directions", "transfer/priorities", "transfer/two-writers", "window/*",
+}
+
+// cases are the ids of the cases that the mutant runs: none that is random.
+func (m *mutant) cases() (common, special []string) {
+	for _, c := range Cases() {
+		process := slices.Contains(c.Needs, NeedProcess)
+		switch {
+		case c.Storm:
+		case m.process != "" && !process && c.ID != "transfer/one-page", m.process == "" && process:
+		case !matchesAny(apart, c.ID):
+			common = append(common, c.ID)
+		case c.ID == m.killer || matchesAny(m.also, c.ID):
+			special = append(special, c.ID)
+		}
+	}
+	return common, special
+}
+
+// run runs the cases of the mutant in several runs side by side, each case with plugins of its own, so that
+// what one case finds does not depend on the others.
+func (m *mutant) run(t *testing.T) (results []*Result) {
+	common, special := m.cases()
+	lanes := [][]string{common, special}
+	if m.process != "" { // these wait for processes most of the time
+		lanes = lanes[:0]
+		for i := range 6 {
+			lanes = append(lanes, every(slices.Concat(common, special), 6, i))
+		}
+	}
+	var mu sync.Mutex
+	var work sync.WaitGroup
+	for _, ids := range lanes {
+		if len(ids) == 0 {
+			continue
+		}
+		work.Go(func() {
+			res, err := Run(t.Context(), Config{Carrier: m.carrier(t), Run: ids, Seed: 1, Fresh: true})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for _, r := range res.Cases {
+				if slices.Contains(ids, r.Case.ID) {
+					results = append(results, r)
+				}
+			}
+		})
+	}
+	work.Wait()
+	return results
+}
+
+// every returns the elements i, i+n, i+2n …
+func every(list []string, n, i int) (some []string) {
+	for ; i < len(list); i += n {
+		some = append(some, list[i])
+	}
+	return some
+}
