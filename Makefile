@@ -4,6 +4,7 @@ GO     ?= go
 PYTHON ?= python3
 BIN    := bin
 TOOLS  := $(CURDIR)/$(BIN)/tools
+VENV   := $(BIN)/venv
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -X main.version=$(VERSION)
 
@@ -24,7 +25,7 @@ demo: build ## move real KV cache between two engines on this machine and verify
 	$(BIN)/engine demo $(DEMO)
 
 .PHONY: test
-test: build vet staticcheck ## vet, static check, all tests under the race detector, the Python client
+test: build vet staticcheck venv ## vet, static check, all tests under the race detector, the Python packages
 	$(GO) test -race -timeout 15m $$($(GO) list ./... | grep -v /core/explore)
 	$(GO) test -timeout 15m ./core/explore # one goroutine and millions of states: not under the race detector
 	$(PYTHON) -W error::ResourceWarning -m unittest discover -s clients/python/tests
@@ -41,6 +42,13 @@ staticcheck: $(TOOLS)/staticcheck
 
 $(TOOLS)/staticcheck:
 	GOBIN=$(TOOLS) $(GO) install $(STATICCHECK)
+
+.PHONY: venv
+venv: $(VENV)/ready ## what the tests need of Python, into bin/venv
+$(VENV)/ready: plugins/sdk/python/requirements-dev.txt
+	@$(PYTHON) -m venv $(VENV) || { echo '$(PYTHON) -m venv does not work here; on Debian install it with: apt-get install python3-venv' >&2; exit 1; }
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 .PHONY: explore
 explore: ## walk more interleavings of two engines than `make test` does (an hour or two, up to 16 GB)

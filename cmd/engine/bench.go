@@ -49,6 +49,7 @@ func newBench(a *app) *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&o.Backend, "backend", o.Backend, "transfer backend, where one is measured")
+	f.StringVar(&o.Module, "module", "", "WASM guest, where one is measured; empty: the one of the source tree")
 	f.DurationVar(&o.Duration, "duration", o.Duration, "about how long one measurement lasts; a benchmark has several")
 	f.Uint64Var(&o.Seed, "seed", o.Seed, "of everything that is random")
 	a.outputFlag(c)

@@ -37,7 +37,7 @@ func newDemo(a *app) *cobra.Command {
 	f.Uint64Var(&o.Seed, "seed", o.Seed, "of everything that is random")
 	f.Float64Var(&o.AbortFraction, "abort-fraction", o.AbortFraction, "share of the rooms that a worker aborts")
 	f.StringVar(&o.Arrival, "arrival", o.Arrival, "burst or spread")
-	f.StringVar(&o.Plugin, "plugin", "", "another backend: exec:PATH")
+	f.StringVar(&o.Plugin, "plugin", "", "another backend: exec:PATH or wasm:FILE")
 	f.BoolVar(&o.NoPython, "no-python", false, "both workers in Go")
 	f.BoolVar(&o.NoIncident, "no-incident", false, "leave the first part out")
 	f.StringVar(&o.Faults, "faults", o.Faults, "what is done to engines, plugins and workers meanwhile: all, none, or some of "+strings.Join(demo.FaultNames(), ","))

@@ -441,6 +441,9 @@ func checkExample(t *testing.T, root *cobra.Command, line string) {
 		return
 	}
 	for _, w := range args {
+		if w == "--" {
+			break // the rest is of the plugin's program
+		}
 		if name, isLong := strings.CutPrefix(w, "--"); isLong && c.Flags().Lookup(name) == nil {
 			t.Errorf("example %q: no flag --%s", line, name)
 		} else if len(w) == 2 && w[0] == '-' && w[1] != '-' && shorthand(c.Flags(), w[1:]) == nil {

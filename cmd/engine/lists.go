@@ -13,9 +13,11 @@ import (
 
 func newPlugins(a *app) *cobra.Command {
 	c := group(&cobra.Command{
-		Use:     "plugins",
-		Short:   "Look at plugins: the processes that move bytes",
-		Example: "  engine plugins list",
+		Use:   "plugins",
+		Short: "Look at plugins, the processes that move bytes, and make one",
+		Example: `  engine plugins list                                what the engine runs
+  engine plugins inspect exec:./engine-plugin-mine   what a plugin says of itself
+  engine plugins new mine --lang go                  begin one of your own`,
 	})
 	l := &cobra.Command{
 		Use:         "list",
@@ -50,7 +52,7 @@ func newPlugins(a *app) *cobra.Command {
 	}
 	a.engineFlags(l)
 	a.outputFlag(l)
-	c.AddCommand(l)
+	c.AddCommand(l, newInspect(a), newVerify(a), newPluginsNew(a))
 	return c
 }
 

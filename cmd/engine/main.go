@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/terminus-kv/terminus/internal/bench"
+	"github.com/terminus-kv/terminus/internal/wasmhost"
 	"github.com/terminus-kv/terminus/plugins/sdk"
 	"github.com/terminus-kv/terminus/plugins/tcp"
 )
@@ -17,6 +18,10 @@ func main() {
 	if len(os.Args) > 2 && os.Args[1] == "plugin" && os.Args[2] == "tcp" {
 		os.Args = append([]string{os.Args[0] + " plugin tcp"}, os.Args[3:]...)
 		sdk.Main(tcp.New())
+	}
+	// So is the host of a WASM guest.
+	if len(os.Args) > 2 && os.Args[1] == "plugin" && os.Args[2] == "wasm" {
+		wasmhost.Main(os.Args[3:])
 	}
 	// A process of a benchmark is this binary as well.
 	if len(os.Args) > 1 && os.Args[1] == bench.ChildCommand {

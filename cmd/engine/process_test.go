@@ -17,6 +17,7 @@ import (
 
 	client "github.com/terminus-kv/terminus/clients/go"
 	"github.com/terminus-kv/terminus/internal/admin"
+	"github.com/terminus-kv/terminus/plugins/sdk"
 )
 
 // asEngine makes this test binary behave as the engine in a child process. The plugin host executes
@@ -24,6 +25,9 @@ import (
 const asEngine = "ENGINE_TEST_MAIN"
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == "plugin" && os.Args[2] == "liar" {
+		sdk.Main(&liar{})
+	}
 	if os.Getenv(asEngine) != "" || (len(os.Args) > 1 && os.Args[1] == "plugin") {
 		main()
 	}

@@ -39,12 +39,18 @@ type app struct {
 
 func newApp(stdout, stderr io.Writer, environ []string) *app {
 	a := &app{stdout: stdout, stderr: stderr, environ: environ}
-	if f, ok := stdout.(*os.File); ok {
-		_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-		a.terminal = err == nil
-	}
+	a.terminal = isTerminal(stdout)
 	a.colour = a.terminal && a.getenv("NO_COLOR") == "" && a.getenv("TERM") != "dumb"
 	return a
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
 }
 
 func (a *app) getenv(name string) string {
@@ -114,7 +120,7 @@ func newRoot(a *app) *cobra.Command {
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(
 		newRun(a), newValidate(a), newDemo(a), newRooms(a), newPlugins(a), newPeers(a), newGroups(a),
-		newStatus(a), newDrain(a), newBench(a), newVersion(a), newCompletions(a), newPlugin(),
+		newStatus(a), newDrain(a), newBench(a), newConformance(a), newVersion(a), newCompletions(a), newPlugin(),
 	)
 	return root
 }

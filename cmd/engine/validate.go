@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -10,21 +11,23 @@ import (
 )
 
 func newValidate(a *app) *cobra.Command {
-	var here, effective bool
+	var here, effective, probing bool
 	c := &cobra.Command{
 		Use:   "validate FILE...",
 		Short: "Check configuration files, each by itself, and show every problem with its place and fix",
 		Example: `  engine validate configs/*.yaml
   engine validate --here /etc/terminus/engine.yaml        this machine has what the file names
-  engine validate --effective configs/prefill.yaml        every value and where it comes from`,
+  engine validate --effective configs/prefill.yaml        every value and where it comes from
+  engine validate --probe /etc/terminus/engine.yaml       the plugins start here and accept their options`,
 		Args:        arguments(1, -1, "at least one file"),
 		Annotations: effect(readOnly),
-		RunE: func(_ *cobra.Command, files []string) error {
-			return a.validate(files, here, effective)
+		RunE: func(cmd *cobra.Command, files []string) error {
+			return a.validate(cmd.Context(), files, here, effective, probing)
 		},
 	}
 	c.Flags().BoolVar(&here, "here", false, "also check that this machine has the files, groups and programs that are named")
 	c.Flags().BoolVar(&effective, "effective", false, "print the values of the files that are right")
+	c.Flags().BoolVar(&probing, "probe", false, "also start each plugin that is named, up to its handshake, and check its options by its schema; implies --here")
 	a.outputFlag(c)
 	return c
 }
@@ -43,12 +46,12 @@ type valueJSON struct {
 	Source string `json:"source"`
 }
 
-func (a *app) validate(files []string, here, effective bool) error {
+func (a *app) validate(ctx context.Context, files []string, here, effective, probing bool) error {
 	results := make([]validated, 0, len(files))
 	var problems config.Problems
 	broken := 0
 	for _, f := range files {
-		v, found := validateFile(f, here, effective)
+		v, found := validateFile(ctx, f, here || probing, effective, probing)
 		if !v.Valid {
 			broken++
 			problems = append(problems, found...)
@@ -79,7 +82,7 @@ func (a *app) validate(files []string, here, effective bool) error {
 }
 
 // validateFile returns the result of one file, and its problems.
-func validateFile(file string, here, effective bool) (validated, config.Problems) {
+func validateFile(ctx context.Context, file string, here, effective, probing bool) (validated, config.Problems) {
 	v := validated{File: file}
 	cfg, err := config.Load(config.LoadOptions{Files: []string{file}, Elsewhere: !here})
 	var ps config.Problems
@@ -88,7 +91,10 @@ func validateFile(file string, here, effective bool) (validated, config.Problems
 	case err != nil:
 		ps = config.Problems{{Source: config.Source{Kind: config.FromFile, Name: file}, Msg: err.Error(), Fix: "report this"}}
 	}
-	if err != nil {
+	if err == nil && probing {
+		ps = probePlugins(ctx, cfg).Sorted([]string{file})
+	}
+	if len(ps) > 0 {
 		for _, p := range ps {
 			v.Problems = append(v.Problems, problemOf(p))
 		}

@@ -146,13 +146,18 @@ func (c *checker) checkBackends() {
 			c.fail(key, fmt.Sprintf("%q cannot be a plugin name", name), "use a lower-case letter and up to 31 lower-case letters, digits and dashes")
 			continue
 		}
+		if p.Wasm != "" && p.Exec != "" {
+			c.fail(key+".wasm", "is set together with exec: a plugin is a module or a program", "keep one")
+		} else if p.Wasm != "" && (p.Script != "" || len(p.Args) > 0 || len(p.Env) > 0) {
+			c.fail(key+".wasm", "is a module, and script, args and env are of a program", "remove them; what a guest is told goes into options")
+		}
 		if p.Script != "" && p.Exec == "engine-plugin-"+name {
 			c.fail(key+".script", "is a file for an interpreter, and exec names none", "set exec to the interpreter, such as python3")
 		}
 		if p.SHA256 != "" && !hexSum.MatchString(p.SHA256) {
 			c.fail(key+".sha256", "is not a SHA-256", "write the 64 hexadecimal digits that sha256sum prints")
 		}
-		if name == BuiltinBackend && p.Exec == "" && (len(p.Args) > 0 || p.SHA256 != "") {
+		if name == BuiltinBackend && p.Exec == "" && p.Wasm == "" && (len(p.Args) > 0 || p.SHA256 != "") {
 			c.fail(key, "args and sha256 are of a program, and the built-in backend has none", "set exec, or remove them")
 		}
 		for _, v := range slices.Sorted(maps.Keys(p.Env)) {
@@ -317,6 +322,13 @@ func (cfg *Config) checkMachine(problems *Problems) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Plugins)) {
+		if wasm := c.Plugins[name].Wasm; wasm != "" {
+			if info, err := os.Stat(wasm); err != nil {
+				c.fail("plugins."+name+".wasm", plainPathError("cannot find "+wasm, err).Error(), "name the module's file")
+			} else if !info.Mode().IsRegular() {
+				c.fail("plugins."+name+".wasm", wasm+" is not a file", "name the module's file")
+			}
+		}
 		if p := c.Plugins[name]; filepath.IsAbs(p.Exec) {
 			if info, err := os.Stat(p.Exec); err != nil {
 				c.fail("plugins."+name+".exec", plainPathError("cannot find "+p.Exec, err).Error(), "name the plugin's program")

@@ -93,6 +93,9 @@ type Plugin struct {
 	// Program: a path, or a name that is looked up next to the engine's binary and then in PATH. Default:
 	// engine-plugin-NAME; the plugin `tcp` needs none, it is built in.
 	Exec string `json:"exec,omitempty"`
+	// WebAssembly module, in place of a program; sha256 then pins this file. The engine hosts it in a process of its
+	// own, without files, sockets, arguments or environment.
+	Wasm string `json:"wasm,omitempty"`
 	// File that exec runs when exec is an interpreter, such as python3; sha256 then pins this file.
 	Script string `json:"script,omitempty"`
 	// Arguments of the program.

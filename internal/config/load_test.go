@@ -148,21 +148,21 @@ func TestEnvAndFlagProblems(t *testing.T) {
 }
 
 func TestRelativePathsAreOfTheFile(t *testing.T) {
-	f := write(t, "a.yaml", "runtime_dir: run\nplugins: {x: {exec: bin/x}, y: {exec: y}}\npeers: {tls: {cert: c, key: k, ca: a}}\n")
+	f := write(t, "a.yaml", "runtime_dir: run\nplugins: {x: {exec: bin/x}, y: {exec: y, script: y.py}, z: {wasm: z.wasm, options: {wasm: z}}}\npeers: {tls: {cert: c, key: k, ca: a}}\n")
 	c, err := Load(LoadOptions{Files: []string{f}, Elsewhere: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := filepath.Dir(f)
 	for got, want := range map[string]string{
-		c.RuntimeDir: dir + "/run", c.Plugins["x"].Exec: dir + "/bin/x", c.Plugins["y"].Exec: "y", c.Peers.TLS.Key: dir + "/k",
+		c.RuntimeDir: dir + "/run", c.Plugins["x"].Exec: dir + "/bin/x", c.Plugins["y"].Exec: "y", c.Plugins["y"].Script: dir + "/y.py", c.Plugins["z"].Wasm: dir + "/z.wasm", c.Plugins["z"].Options["wasm"].(string): "z", c.Plugins["z"].Exec: "", c.Peers.TLS.Key: dir + "/k",
 	} {
 		if got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	if err := c.CheckMachine(); err == nil || strings.Count(err.Error(), "\n") != 3 {
-		t.Errorf("got %v, want four missing files", err)
+	if err := c.CheckMachine(); err == nil || strings.Count(err.Error(), "\n") != 4 {
+		t.Errorf("got %v, want five missing files", err)
 	}
 }
 

@@ -135,3 +135,12 @@ func didYouMean(word string, candidates []string) string {
 	}
 	return "use one of: " + strings.Join(candidates, ", ")
 }
+
+// ProblemAt is a problem of a key, at the place that set it or, if none did, at the nearest mapping around
+// it. For what only others can judge, such as the options of a plugin.
+func (c *Config) ProblemAt(key, msg, fix string) Problem {
+	return Problem{Source: c.sourceOf(key), Key: key, Msg: msg, Fix: fix}
+}
+
+// Sorted puts problems in the order of the sources that were given to Load.
+func (ps Problems) Sorted(files []string) Problems { return ps.sorted(files) }

@@ -338,7 +338,12 @@ func (r *reader) checkString(src Source, s, tag, key string) (any, bool) {
 		r.problems.add(src, key, "contains a NUL byte", "remove it")
 		return nil, false
 	}
-	isPath := pathKeys[key] || (strings.HasPrefix(key, "plugins.") && strings.HasSuffix(key, ".exec") && strings.Contains(s, "/"))
+	isPath := pathKeys[key]
+	if name, ok := strings.CutPrefix(key, "plugins."); ok {
+		_, field, _ := strings.Cut(name, ".")
+		// A program without a slash is looked up.
+		isPath = field == "script" || field == "wasm" || field == "exec" && strings.Contains(s, "/")
+	}
 	if isPath && s != "" && !filepath.IsAbs(s) {
 		if abs, err := filepath.Abs(filepath.Join(r.dir, s)); err == nil {
 			s = abs

@@ -30,7 +30,7 @@ func (c *Config) resolve(environ []string) {
 		c.Peers.Advertise = c.Peers.Listen
 	}
 	for name, p := range c.Plugins {
-		if p.Exec == "" && name != BuiltinBackend {
+		if p.Exec == "" && p.Wasm == "" && name != BuiltinBackend {
 			p.Exec = "engine-plugin-" + name
 			c.Plugins[name] = p
 		}

@@ -32,7 +32,7 @@ type Options struct {
 	Arrival string
 	// NoPython runs both workers in Go even where Python is there.
 	NoPython bool
-	// Plugin is empty for the embedded backend, or "exec:PATH" for a plugin program.
+	// Plugin is empty for the embedded backend, "exec:PATH" for a plugin program, or "wasm:FILE" for a guest.
 	Plugin string
 	// Output is "table" or "json". With json, standard output holds one JSON object and nothing else.
 	Output string
@@ -109,8 +109,8 @@ func (o Options) check() error {
 		bad("-o %q: must be table or json", o.Output)
 	}
 	if o.Plugin != "" {
-		if path, ok := strings.CutPrefix(o.Plugin, "exec:"); !ok || path == "" {
-			bad("--plugin %q: must be exec:PATH", o.Plugin)
+		if kind, path, _ := strings.Cut(o.Plugin, ":"); kind != "exec" && kind != "wasm" || path == "" {
+			bad("--plugin %q: must be exec:PATH or wasm:FILE", o.Plugin)
 		}
 	}
 	if kinds, err := faultKinds(o.Faults); err != nil {

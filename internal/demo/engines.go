@@ -33,7 +33,7 @@ type engine struct {
 // peerSocket is where an engine of driver local listens for others.
 func peerSocket(dir, node string) string { return filepath.Join(dir, "run", node, "peer.sock") }
 
-// newEngine writes the configuration of a node below dir.
+// newEngine writes the configuration of a node below dir. plugin is the entry of its backend; empty: the built-in one.
 func newEngine(dir, node, plugin, advertise string) (*engine, error) {
 	run := filepath.Join(dir, "run")
 	e := &engine{
@@ -68,7 +68,7 @@ func engineConfig(dir, node, plugin, advertise string) string {
 		return b.String()
 	}
 	fmt.Fprintf(&b, "transfer: {backend: custom}\n")
-	fmt.Fprintf(&b, "plugins:\n  custom: {exec: %s}\n", q(plugin))
+	fmt.Fprintf(&b, "plugins:\n  custom: %s\n", plugin)
 	return b.String()
 }
 

@@ -187,12 +187,13 @@ func (r *run) bringUp(ctx context.Context) error {
 			return err
 		}
 	}
-	plugin := strings.TrimPrefix(r.o.Plugin, "exec:")
-	if plugin != "" {
-		var err error
-		if plugin, err = filepath.Abs(plugin); err != nil {
+	plugin := "" // the entry in the configuration
+	if kind, path, ok := strings.Cut(r.o.Plugin, ":"); ok {
+		path, err := filepath.Abs(path)
+		if err != nil {
 			return err
 		}
+		plugin = fmt.Sprintf("{%s: %q}", kind, path)
 	}
 	cable := slices.ContainsFunc(r.strikes, func(f *fault) bool { return f.kind == faultLink })
 	for i, role := range roles {

@@ -244,10 +244,12 @@ func (n *Node) Plugins(ctx context.Context) ([]admin.PluginInfo, error) {
 		for _, b := range n.backends {
 			s := b.p.Status()
 			i := admin.PluginInfo{Name: b.name, Kind: "transfer", State: s.State.String(), Restarts: int(s.Restarts)}
-			if p, ok := n.cfg.Plugins[b.name]; ok {
-				i.Exec, i.SHA256 = p.Exec, p.SHA256
-			}
-			if i.Exec == "" {
+			p := n.cfg.Plugins[b.name]
+			i.Exec, i.SHA256 = p.Exec, p.SHA256
+			switch {
+			case p.Wasm != "":
+				i.Exec = "wasm:" + p.Wasm
+			case i.Exec == "":
 				i.Exec = "built in"
 			}
 			if b.shake != nil {

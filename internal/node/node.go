@@ -172,7 +172,7 @@ func (n *Node) serve(ctx context.Context) (err error) {
 
 	if n.host, err = pluginhost.New(pluginhost.Config{
 		Node: n.cfg.Node, Incarnation: n.incarnation, HostID: n.hostID, EngineVersion: n.opts.Version, RuntimeDir: n.cfg.NodeDir(),
-		Features: []string{"receiver_checked", "byte_progress", "fence_peer", "strided", "layer_range"},
+		Features: hostFeatures,
 		Log:      n.log, Sink: func(ev pluginhost.Event) { n.inbox.put(item{fn: func() { n.pluginEvent(ev) }}, true) },
 	}); err != nil {
 		return err

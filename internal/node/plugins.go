@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"time"
 
 	"github.com/terminus-kv/terminus/core"
@@ -90,6 +91,9 @@ func spec(name string, cfg *config.Config) (pluginhost.Spec, error) {
 	p, configured := cfg.Plugins[name]
 	if configured {
 		s.Exec, s.Script, s.Args, s.Env, s.SHA256, s.MTLS = p.Exec, p.Script, p.Args, p.Env, p.SHA256, p.MTLS
+		if p.Wasm != "" {
+			s.Wasm, s.WasmCache = p.Wasm, filepath.Join(cfg.StateDir, "wasm")
+		}
 		if len(p.Options) > 0 {
 			b, err := jsonOptions(p.Options)
 			if err != nil {
@@ -97,6 +101,9 @@ func spec(name string, cfg *config.Config) (pluginhost.Spec, error) {
 			}
 			s.Options = b
 		}
+	}
+	if s.Wasm != "" {
+		return s, nil
 	}
 	if s.Exec == "" && name == config.BuiltinBackend {
 		s.Args = []string{"plugin", name} // this binary, re-executed

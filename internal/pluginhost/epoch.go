@@ -86,6 +86,9 @@ func (p *Plugin) newEpoch() (*epoch, error) {
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	env := append(p.spec.environment(), tokenEnv+"="+dir.token)
 	e.proc = newProcess(p.spec.Name, prog, env, dir.path, child, p.log)
+	if p.h.cfg.Linger > 0 {
+		e.proc.forOrphans = orphanWait
+	}
 	e.client = goplugin.NewClient(e.clientConfig())
 	return e, nil
 }
@@ -329,6 +332,7 @@ func (e *epoch) drain(ctx context.Context) {
 }
 
 const (
+	orphanWait  = time.Second            // for children to follow a plugin that is watched closely (Config.Linger)
 	faultGrace  = 200 * time.Millisecond // for the plugin to read the Fault and say something
 	reapTimeout = 10 * time.Second
 	killTimeout = 2 * time.Second // go-plugin's own cleanup, once the process is gone
@@ -433,6 +437,7 @@ func (e *epoch) status(s *Status) {
 	e.mu.Unlock()
 	s.PID = e.proc.pid()
 	s.Exit = e.proc.ended()
+	s.Orphans = e.proc.leftOrphans()
 	s.RuntimeDir = e.dir.path
 	s.Queued = e.session.len()
 	s.Stdout = e.proc.stdout.String()

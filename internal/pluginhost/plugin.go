@@ -54,6 +54,7 @@ type Status struct {
 	Busy       []*contract.Busy
 	Queued     int      // events that wait for the Session stream
 	Exit       string   // how the live or last spawn's process ended, "" while it runs or when it was killed from here
+	Orphans    bool     // with Config.Linger: processes of its group outlived it, until they were killed
 	RuntimeDir string   // of the live or last spawn; gone after Reaped
 	Stdout     string   // tail of the live or last spawn's stdout, its handshake line included
 	Stderr     string   // tail of its stderr

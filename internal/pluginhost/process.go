@@ -35,6 +35,9 @@ type process struct {
 	ctrl *os.File // plugin's end of the control socketpair; closed by Start
 	log  *slog.Logger
 
+	// forOrphans is how long the group may outlive its leader before it is killed [0].
+	forOrphans time.Duration
+
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when the leader has exited and is reaped
 	done   chan struct{} // closed when its output is read, too
@@ -50,6 +53,7 @@ type process struct {
 	mu       sync.Mutex
 	started  bool
 	killed   bool   // by us; before Start: do not start any more
+	orphans  bool   // the group outlived its leader by more than forOrphans, if that is set
 	freed    bool   // the leader is reaped: its number may name a stranger
 	polluted string // the first line of stdout if it is not a handshake
 	addr     string // socket of the plugin
@@ -130,6 +134,9 @@ func (p *process) watch() {
 			break
 		}
 	}
+	if p.forOrphans > 0 {
+		p.awaitOrphans()
+	}
 	p.signal(unix.SIGKILL)
 	p.mu.Lock()
 	p.err = p.cmd.Wait()
@@ -149,6 +156,20 @@ func (p *process) watch() {
 	p.handshakeW.Close()
 	p.noLogsW.Close()
 	close(p.done)
+}
+
+// awaitOrphans lets the leader's descendants follow it, and notes whether they do.
+func (p *process) awaitOrphans() {
+	deadline := time.Now().Add(p.forOrphans)
+	for pause := time.Millisecond; groupRuns(p.cmd.Process.Pid); pause = min(2*pause, 50*time.Millisecond) {
+		if time.Now().After(deadline) {
+			p.mu.Lock()
+			p.orphans = true
+			p.mu.Unlock()
+			return
+		}
+		time.Sleep(pause)
+	}
 }
 
 // handshakeRE is what go-plugin's first line looks like: core version, protocol version, network.
@@ -289,6 +310,13 @@ func (p *process) ended() string {
 		return ""
 	}
 	return p.cmd.ProcessState.String()
+}
+
+// leftOrphans reports whether processes of the group outlived their leader (see forOrphans).
+func (p *process) leftOrphans() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.orphans
 }
 
 // said returns the end of what the plugin wrote to stderr, as the end of an error message.

@@ -17,8 +17,8 @@ const BuiltIn = "tcp"
 
 // ParseRef makes a spec of the PLUGIN argument of a command: `exec:PATH` with the program's arguments,
 // `wasm:FILE`, or a name that needs no configuration. PATH is a path, or a name that is looked up beside
-// the engine and in PATH; a #! script is run by the interpreter of its first line. It touches nothing but
-// that line: whether the program is any good is for Host.Start to say. The error is one of usage.
+// the engine and in PATH; a #! script is run by the interpreter of its first line, and a file that follows a
+// known interpreter is its script. It touches nothing but that: whether the program is any good is for Host.Start to say. The error is one of usage.
 func ParseRef(ref string, args []string) (Spec, error) {
 	scheme, rest, ok := strings.Cut(ref, ":")
 	switch {
@@ -28,6 +28,9 @@ func ParseRef(ref string, args []string) (Spec, error) {
 		s := Spec{Name: refName(rest), Exec: rest, Args: args}
 		if err := s.interpret(); err != nil {
 			return Spec{}, err
+		}
+		if s.Script == "" && interpreterRE.MatchString(filepath.Base(rest)) && len(args) > 0 && isFile(args[0]) {
+			s.Name, s.Script, s.Args = refName(args[0]), args[0], args[1:]
 		}
 		return s, nil
 	case ok && scheme == "wasm":
@@ -51,6 +54,14 @@ func ParseRef(ref string, args []string) (Spec, error) {
 		return Spec{Name: ref, Args: []string{"plugin", ref}}, nil
 	}
 	return Spec{Name: ref, Exec: "engine-plugin-" + ref}, nil
+}
+
+// interpreterRE are the programs whose first argument, if it is a file, is what really runs.
+var interpreterRE = regexp.MustCompile(`^(python|pypy|node|ruby|perl|bash|sh)[0-9.]*$`)
+
+func isFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular()
 }
 
 var notInName = regexp.MustCompile(`[^a-z0-9]+`)

@@ -34,6 +34,9 @@ func TestParseRef(t *testing.T) {
 		{"exec:./42", nil, Spec{Name: "plugin", Exec: "./42"}},
 		{"exec:/a:b", nil, Spec{Name: "a-b", Exec: "/a:b"}},
 		{"exec:" + script, []string{"-x"}, Spec{Name: "copy-backend", Exec: "python3", Script: script, Args: []string{"-x"}}},
+		{"exec:/venv/bin/python3.12", []string{script, "-x"}, Spec{Name: "copy-backend", Exec: "/venv/bin/python3.12", Script: script, Args: []string{"-x"}}},
+		{"exec:/venv/python3", []string{"-m", script}, Spec{Name: "python3", Exec: "/venv/python3", Args: []string{"-m", script}}},
+		{"exec:sh", []string{"/nowhere.sh"}, Spec{Name: "sh", Exec: "sh", Args: []string{"/nowhere.sh"}}},
 		{"exec:" + plain, nil, Spec{Name: "plain", Exec: "/bin/sh", Script: plain}},
 		{"wasm:out/repage.wasm", nil, Spec{Name: "repage", Wasm: "out/repage.wasm"}},
 	} {

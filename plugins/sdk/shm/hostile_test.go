@@ -6,8 +6,12 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -281,16 +285,22 @@ func TestHostileOwner(t *testing.T) {
 			defer l.Close()
 			over := make(chan struct{})
 			served := make(chan struct{})
-			go func() {
+			go func() { // all connections: a writer that sees the end early makes another
 				defer close(served)
-				conn, err := l.AcceptUnix()
-				if err != nil {
-					return
+				var conns sync.WaitGroup
+				defer conns.Wait()
+				for {
+					conn, err := l.AcceptUnix()
+					if err != nil {
+						return
+					}
+					conns.Go(func() {
+						_, _, _ = receive(conn, make([]byte, 64))
+						c.do(conn)
+						<-over
+						conn.Close()
+					})
 				}
-				_, _, _ = receive(conn, make([]byte, 64))
-				c.do(conn)
-				<-over
-				conn.Close()
 			}()
 			w := share(t, 1)
 			before := descriptors(t)
@@ -304,6 +314,7 @@ func TestHostileOwner(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.says)
 			}
 			close(over)
+			l.Close()
 			<-served
 			r.Close()
 			eventually(t, "all descriptors are closed", func() bool { return descriptors(t) <= before })
@@ -330,6 +341,69 @@ func TestSilentOwner(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	time.AfterFunc(20*time.Millisecond, func() { cancel(sdk.ErrAborted) })
 	if err := r.Write(ctx, 1, 0, []byte("x")); !errors.Is(err, sdk.ErrAborted) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// stranger is a process that listens until its stdin ends.
+func stranger(path string) int {
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err == nil {
+		err = os.Chmod(path, 0o777)
+	}
+	fmt.Println(err)
+	if err != nil {
+		return 1
+	}
+	defer l.Close()
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return 0
+}
+
+// An owner of another user is refused before it is told the token.
+func TestOwnerOfAnotherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can start a process of another user")
+	}
+	dir, err := os.MkdirTemp("", "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	self := filepath.Join(dir, "stranger") // where that user can reach it
+	if err := os.WriteFile(self, program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "s")
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), "SHM_TEST_STRANGER="+path)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stdin.Close(); _ = cmd.Wait() })
+	b := make([]byte, 100)
+	if n, err := out.Read(b); err != nil || string(b[:n]) != "<nil>\n" {
+		t.Fatalf("the stranger says %q, %v", b[:n], err)
+	}
+	w := share(t, 1)
+	_, err = w.Dial(&sdk.Peer{Node: "owner", Endpoint: []byte(scheme + path), SameHost: true, Token: token})
+	if err == nil || !strings.Contains(err.Error(), "belongs to user 65534") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -20,6 +20,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv("SHM_TEST_WRITER") != "" {
 		os.Exit(writer(os.Args[1]))
 	}
+	if path := os.Getenv("SHM_TEST_STRANGER"); path != "" {
+		os.Exit(stranger(path))
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/terminus-kv/terminus/plugins/sdk"
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
 )
@@ -59,6 +61,9 @@ type Window struct {
 	refs   int  // guarded by link.mu, as going
 	going  bool // unmap it at the last Release
 }
+
+// errEnded is the end of a connection.
+var errEnded = errors.New("the plugin there has ended, or dismissed this one")
 
 // Acquire maps a region of the peer, if it is not mapped yet, and keeps it mapped until Release. The
 // error is ctx's cause, or carries the cause to report (sdk.Error).
@@ -149,7 +154,8 @@ func (r *Remote) connected(ctx context.Context) (*outbound, error) {
 		return nil, failure(contract.Cause_CAUSE_PEER_UNREACHABLE, "engine %s: %w; its plugin has ended, or the two engines do not see the same files", r.node, err)
 	}
 	c := conn.(*net.UnixConn)
-	if _, err := ofThisUser(c); err == nil {
+	_, err = ofThisUser(c)
+	if err == nil {
 		err = send(c, r.hello.encode())
 	}
 	if err != nil {
@@ -186,6 +192,9 @@ func (o *outbound) ask(region uint64) (*Window, error) {
 		return w, nil
 	}
 	if err := send(o.conn, record{kind: kindMap, region: region}.encode()); err != nil {
+		if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+			err = errEnded
+		}
 		o.endLocked(err)
 		return nil, o.why
 	}
@@ -233,7 +242,7 @@ func (o *outbound) read() {
 		if err == nil {
 			err = o.take(b[:n], fds)
 		} else if errors.Is(err, io.EOF) {
-			err = errors.New("the plugin there has ended, or dismissed this one")
+			err = errEnded
 		}
 		if err != nil {
 			o.endLocked(err)

@@ -337,6 +337,18 @@ func writerProcess(t *testing.T, s *Share) *exec.Cmd {
 	return cmd
 }
 
+// stop returns when every thread of the process is stopped.
+func stop(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	if err := cmd.Process.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var status unix.WaitStatus
+	if _, err := unix.Wait4(cmd.Process.Pid, &status, unix.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatalf("status %#x, %v", status, err)
+	}
+}
+
 // A writer that is stopped delays a removal by the bound; one that is killed by nothing.
 func TestStoppedWriter(t *testing.T) {
 	s := share(t, 2)
@@ -346,9 +358,7 @@ func TestStoppedWriter(t *testing.T) {
 	if !strings.HasPrefix(string(mem.Bytes), "written by another process") {
 		t.Fatal("the bytes are not there")
 	}
-	if err := cmd.Process.Signal(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	stop(t, cmd)
 	s.withdraw = 100 * time.Millisecond
 	err := s.Withdraw(reg)
 	if err == nil || !strings.Contains(err.Error(), fmt.Sprint(cmd.Process.Pid)) {
@@ -375,7 +385,7 @@ func TestStoppedWriterKeepsTheLease(t *testing.T) {
 	_ = s.AddRegion(&sdk.Region{ID: 1, Size: page, FD: memory, Lease: lease})
 	_ = s.Accept(writerPeer(7))
 	cmd := writerProcess(t, s)
-	_ = cmd.Process.Signal(unix.SIGSTOP)
+	stop(t, cmd)
 	_ = s.Close()
 	closeAll([]int{memory, lease})
 	if mem.LeaseEnded() {
