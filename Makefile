@@ -20,6 +20,13 @@ help: ## show the targets
 build: ## put the binaries into bin/
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/engine ./plugins/tcp/engine-plugin-tcp
 
+.PHONY: examples
+examples: build venv ## put the example backends into bin/: engine-plugin-copy, repage.wasm, rawguest.wasm
+	$(GO) build -o $(BIN)/engine-plugin-copy ./plugins/sdk/example/copy
+	GOOS=wasip1 GOARCH=wasm $(GO) build -ldflags '-s -w' -buildmode=c-shared -o $(BIN)/repage.wasm ./plugins/sdk/example/repage
+	$(VENV)/bin/python -m ziglang cc -target wasm32-freestanding -O2 -nostdlib -fno-builtin -Wl,--no-entry \
+	  -o $(BIN)/rawguest.wasm plugins/sdk/example/rawguest/rawguest.c
+
 .PHONY: demo
 demo: build ## move real KV cache between two engines on this machine and verify every page
 	$(BIN)/engine demo $(DEMO)

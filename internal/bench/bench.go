@@ -117,6 +117,8 @@ type Options struct {
 	Dir string
 	// Backend is the transfer backend where one is measured.
 	Backend string
+	// Module is the WASM guest where one is measured; empty: one that is built from the source tree.
+	Module string
 	// Duration is about how long one measurement lasts; a benchmark has several. It also scales down what
 	// is measured by counts.
 	Duration time.Duration
@@ -156,6 +158,7 @@ func All() []Bench {
 		transfer,
 		rooms,
 		faults,
+		wasm,
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/terminus-kv/terminus/internal/config"
 	"github.com/terminus-kv/terminus/internal/node"
+	"github.com/terminus-kv/terminus/internal/wasmhost"
 	"github.com/terminus-kv/terminus/plugins/sdk"
 	"github.com/terminus-kv/terminus/plugins/tcp"
 )
@@ -27,6 +28,9 @@ import (
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "plugin" && os.Args[2] == "tcp" {
 		sdk.Main(tcp.New())
+	}
+	if len(os.Args) > 2 && os.Args[1] == "plugin" && os.Args[2] == "wasm" {
+		wasmhost.Main(os.Args[3:])
 	}
 	if len(os.Args) > 3 && os.Args[1] == "run" && os.Args[2] == "-c" {
 		if err := runEngine(os.Args[3]); err != nil {
@@ -74,9 +78,14 @@ func testOptions(t *testing.T) Options {
 // measure runs a benchmark at a tiny size and wants exactly these figures.
 func measure(t *testing.T, b Bench, names ...string) Report {
 	t.Helper()
+	return measureWith(t, b, testOptions(t), names...)
+}
+
+func measureWith(t *testing.T, b Bench, o Options, names ...string) Report {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	report, err := b.Measure(ctx, testOptions(t))
+	report, err := b.Measure(ctx, o)
 	if err != nil {
 		t.Fatal(err)
 	}
