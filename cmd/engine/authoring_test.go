@@ -77,7 +77,7 @@ func authoringTools(t *testing.T, tree string) []string {
 	venv := filepath.Join(tree, "bin/venv")
 	packages, err := filepath.Glob(filepath.Join(venv, "lib/python*/site-packages"))
 	if err != nil || len(packages) != 1 {
-		t.Fatalf("%s has no packages (%v); make it with: make bin/venv", venv, err)
+		t.Fatalf("%s has no packages (%v); make it with: make venv", venv, err)
 	}
 	python := filepath.Join(bin, "python-of-the-tree")
 	text := fmt.Sprintf(`#!/bin/sh -e

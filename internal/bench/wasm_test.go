@@ -18,7 +18,7 @@ func TestWasm(t *testing.T) {
 	build := exec.Command(python, "-m", "ziglang", "cc", "-target", "wasm32-freestanding", "-O2", "-nostdlib", "-fno-builtin",
 		"-Wl,--no-entry", "-o", o.Module, "../../plugins/sdk/example/rawguest/rawguest.c")
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the guest in C (make bin/venv installs ziglang): %v\n%s", err, out)
+		t.Fatalf("build the guest in C (make venv installs ziglang): %v\n%s", err, out)
 	}
 	report := measureWith(t, wasm, o, "event", "ping_pong_p50", "ping_pong_p99", "mib")
 	for _, r := range report.Results {

@@ -98,7 +98,7 @@ func TestWasmProjectBuilds(t *testing.T) {
 func TestPythonProjectRuns(t *testing.T) {
 	venv := filepath.Join(tree(t), "bin/venv")
 	if _, err := os.Stat(filepath.Join(venv, "bin/python")); err != nil {
-		t.Fatalf("%v; make it with: make bin/venv", err)
+		t.Fatalf("%v; make it with: make venv", err)
 	}
 	dir := filepath.Join(t.TempDir(), "project")
 	p, err := New(Options{Name: "mine", Lang: "python", Dir: dir})

@@ -97,7 +97,7 @@ var rawguest = sync.OnceValues(func() (string, error) {
 	build := exec.Command(python, "-m", "ziglang", "cc", "-target", "wasm32-freestanding", "-O2", "-nostdlib", "-fno-builtin",
 		"-Wall", "-Wextra", "-Werror", "-Wl,--no-entry", "-o", file, filepath.Join(tree, "plugins/sdk/example/rawguest/rawguest.c"))
 	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the guest in C with %s -m ziglang (make bin/venv installs it): %w\n%s", python, err, out)
+		return "", fmt.Errorf("build the guest in C with %s -m ziglang (make venv installs it): %w\n%s", python, err, out)
 	}
 	return file, nil
 })

@@ -64,7 +64,7 @@ func interpreter(t *testing.T) string {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("%v; make it with: make bin/venv", err)
+		t.Fatalf("%v; make it with: make venv", err)
 	}
 	return path
 }
