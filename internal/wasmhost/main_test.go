@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sync"
 	"testing"
 
 	"github.com/tetratelabs/wazero"
@@ -85,22 +84,6 @@ func execute(env []string, command ...string) error {
 	}
 	return nil
 }
-
-// rawguest builds plugins/sdk/example/rawguest once, with the C compiler of the tests' Python environment.
-var rawguest = sync.OnceValues(func() (string, error) {
-	const tree = "../.."
-	python := filepath.Join(tree, "bin", "venv", "bin", "python")
-	if _, err := os.Stat(python); err != nil {
-		python = "python3"
-	}
-	file := filepath.Join(scratch, "rawguest.wasm")
-	build := exec.Command(python, "-m", "ziglang", "cc", "-target", "wasm32-freestanding", "-O2", "-nostdlib", "-fno-builtin",
-		"-Wall", "-Wextra", "-Werror", "-Wl,--no-entry", "-o", file, filepath.Join(tree, "plugins/sdk/example/rawguest/rawguest.c"))
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the guest in C with %s -m ziglang (make venv installs it): %w\n%s", python, err, out)
-	}
-	return file, nil
-})
 
 func cacheDir() string { return filepath.Join(scratch, "cache") }
 
