@@ -48,7 +48,9 @@ func (c mangled) Launch(ctx context.Context, id Identity, sink func(Arrival)) (P
 	if err != nil {
 		return nil, err
 	}
+	m.mu.Lock()
 	m.Plugin = p
+	m.mu.Unlock()
 	return m, nil
 }
 
@@ -87,12 +89,21 @@ func (m *mangler) pass(control bool, events ...*contract.PluginEvent) {
 	}
 }
 
-// lose ends the epoch for the suite. m.passing is held.
+// lose ends the epoch for the suite and, as a host would, the plugin. m.passing is held.
 func (m *mangler) lose(err error) {
-	if !m.lost {
-		m.lost = true
-		m.sink(Arrival{Lost: err})
+	if m.lost {
+		return
 	}
+	m.lost = true
+	m.sink(Arrival{Lost: err})
+	m.later.Go(func() {
+		m.mu.Lock()
+		p := m.Plugin
+		m.mu.Unlock()
+		if p != nil {
+			_ = p.Close(time.Second)
+		}
+	})
 }
 
 // say has the plugin send something of its own accord, d from now. For hooks.

@@ -19,10 +19,11 @@ type mutant struct {
 	fault  string // what is wrong with it
 	killer string // the case that is there for this fault, or for its like; it must be in the list
 	// One of these is set. backend changes the reference backend, frames what comes and goes; both run
-	// once a launch. process is a mode of pluginMain.
+	// once a launch. process is a fault of the program mutant.
 	backend func(*hooks)
 	frames  func(*mangler)
 	process string
+	program string // its path
 	// also are cases that it runs although they stand apart.
 	also []string
 }
@@ -488,7 +489,7 @@ var memoryMutants = []mutant{
 
 	// When ops are quiet: R4.
 	{
-		name: "quiet-before-last-write", also: []string{"quiesce/aborted-pages-reused"}, killer: "quiesce/not-before-last-write",
+		name: "quiet-before-last-write", killer: "quiesce/not-before-last-write",
 		fault: "an aborted op says that it is quiet, and one write is still under way",
 		backend: func(h *hooks) {
 			h.piece = linger

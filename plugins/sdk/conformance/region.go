@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -199,8 +200,11 @@ func (n *Node) RemoveRegion(r *Region) {
 	})
 }
 
-// LeaseEnded tells whether nobody holds the other end of the region's lease any more.
+// LeaseEnded tells whether nobody holds the other end of the region's lease any more. A process that this one
+// is just starting holds every descriptor until it executes its program, so it is waited for.
 func (r *Region) LeaseEnded() bool {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	p := []unix.PollFd{{Fd: int32(r.lease[0]), Events: unix.POLLIN}}
 	n, err := unix.Poll(p, 0)
 	return err == nil && n == 1 && p[0].Revents&unix.POLLHUP != 0
