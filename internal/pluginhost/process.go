@@ -105,7 +105,20 @@ func (p *process) Start(context.Context) (err error) {
 		return fmt.Errorf("stderr pipe: %w", err)
 	}
 	defer stderrW.Close()
-	p.cmd.Stdout, p.cmd.Stderr = stdoutW, stderrW // *os.File: Wait does not wait for their EOF
+	stdin, err := os.Open(os.DevNull)
+	if err != nil {
+		p.stdoutPipe.Close()
+		p.stderrPipe.Close()
+		return fmt.Errorf("stdin: %w", err)
+	}
+	defer stdin.Close()
+	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = stdin, stdoutW, stderrW // *os.File: Wait does not wait for their EOF
+	if err := p.prog.clear(int(max(stdin.Fd(), stdoutW.Fd(), stderrW.Fd(), p.ctrl.Fd()))); err != nil {
+		p.stdoutPipe.Close()
+		p.stderrPipe.Close()
+		return err
+	}
+	p.cmd.Path = p.prog.path()
 	if err := p.cmd.Start(); err != nil {
 		p.stdoutPipe.Close()
 		p.stderrPipe.Close()

@@ -222,6 +222,25 @@ func (s *Spec) hostGuest(module string) []string {
 	return append(args, module)
 }
 
+// childFDs is more than the runtime needs above the highest descriptor that it hands to a child: the child
+// shuffles them, and its end of a pipe, to numbers from there on, over whatever is open under those.
+const childFDs = 16
+
+// clear moves the descriptor out of the way of a child that is handed descriptors up to highest.
+func (p *program) clear(highest int) error {
+	if fd := int(p.file.Fd()); fd > highest+childFDs {
+		return nil
+	}
+	fd, err := unix.FcntlInt(p.file.Fd(), unix.F_DUPFD_CLOEXEC, highest+childFDs+1)
+	if err != nil {
+		return fmt.Errorf("move the descriptor of program %s above %d: %w", p.file.Name(), highest, err)
+	}
+	file := os.NewFile(uintptr(fd), p.file.Name())
+	p.file.Close()
+	p.file = file
+	return nil
+}
+
 // path is what the child executes: the descriptor itself, so that what was hashed is what runs.
 func (p *program) path() string { return fmt.Sprintf("/proc/self/fd/%d", p.file.Fd()) }
 

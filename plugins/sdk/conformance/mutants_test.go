@@ -1037,12 +1037,12 @@ var memoryMutants = []mutant{
 	},
 	{
 		name: "stats-overtakes", killer: "order/stats-is-a-barrier",
-		fault: "Stats is answered beside the queue of events",
+		fault: "Stats is answered beside the queue in which the events of bursts wait",
 		frames: func(m *mangler) {
 			var held []*contract.PluginEvent
 			flushing := false
 			m.out = func(_ bool, e *contract.PluginEvent) []*contract.PluginEvent {
-				if _, _, isOp := opEvent(e); !isOp {
+				if id, _, isOp := opEvent(e); !isOp || m.behind[id] == 0 {
 					return one(e)
 				}
 				if held = append(held, e); !flushing {
