@@ -33,8 +33,9 @@ demo: build ## move real KV cache between two engines on this machine and verify
 
 .PHONY: test
 test: build vet staticcheck venv ## vet, static check, all tests under the race detector, the Python packages
-	$(GO) test -race -timeout 15m $$($(GO) list ./... | grep -v /core/explore)
+	$(GO) test -race -timeout 15m -skip '^TestMutants$$' $$($(GO) list ./... | grep -v /core/explore)
 	$(GO) test -timeout 15m ./core/explore # one goroutine and millions of states: not under the race detector
+	$(GO) test -timeout 15m -run '^TestMutants$$' ./plugins/sdk/conformance # thousands of conversations: likewise
 	$(PYTHON) -W error::ResourceWarning -m unittest discover -s clients/python/tests
 	scripts/e2e.sh
 
@@ -55,6 +56,7 @@ venv: $(VENV)/ready ## what the tests need of Python, into bin/venv
 $(VENV)/ready: plugins/sdk/python/requirements-dev.txt
 	@$(PYTHON) -m venv $(VENV) || { echo '$(PYTHON) -m venv does not work here; on Debian install it with: apt-get install python3-venv' >&2; exit 1; }
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@echo '$(CURDIR)/plugins/sdk/python' > "$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/terminus.pth"
 	@touch $@
 
 .PHONY: explore
