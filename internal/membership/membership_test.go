@@ -68,8 +68,8 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// TestConformance holds for every driver.
-func TestConformance(t *testing.T) {
+// TestEveryDriver holds for every driver.
+func TestEveryDriver(t *testing.T) {
 	for name, mk := range drivers {
 		t.Run(name, func(t *testing.T) {
 			t.Run("incarnations grow and a name is taken while its engine lives", func(t *testing.T) {
