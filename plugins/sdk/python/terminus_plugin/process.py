@@ -27,6 +27,10 @@ USAGE = 2
 HOST_GONE = 3  # the control socketpair reported end of file
 
 SIGNAL_POLL = 0.1  # seconds until a signal that another thread got is handled
+# What wakes the main thread, besides the numbers of signals.
+SHUTDOWN = b"s"
+OVER = b"o"
+
 HOST_GONE_WAIT = 0.1  # how long the end of a session waits for the host's death that may explain it
 SWITCH = 0.001  # how long a thread that computes keeps an event of another op from going out
 STOP_GRACE = 0.2  # for calls of the host that run when the server stops
@@ -89,15 +93,13 @@ def _serve(session: "Session", line: TextIO) -> int:
     # ^C at the engine's terminal is the engine's to handle. SIGPIPE is ignored by Python: a line on stderr
     # that the dead engine no longer reads must not kill us before our children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    wake = threading.Event()
+    # What wakes this thread comes through a pipe. A signal does so, too: its handler in Python runs only once
+    # this thread runs, and may interrupt it anywhere, so that nothing may depend on the handler.
+    awake, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     stopped = threading.Event()  # GRPCController.Shutdown
-    terminated = threading.Event()
-
-    def terminate(*_: Any) -> None:
-        terminated.set()
-        wake.set()
-
-    signal.signal(signal.SIGTERM, terminate)
     sys.setswitchinterval(SWITCH)
     try:
         control = _control_socket()
@@ -114,22 +116,21 @@ def _serve(session: "Session", line: TextIO) -> int:
 
     def shutdown() -> None:
         stopped.set()
-        wake.set()
+        os.write(wake, SHUTDOWN)
 
     def over() -> None:
         session.over.wait()
-        wake.set()
+        os.write(wake, OVER)
 
     threading.Thread(target=over, name="terminus-over", daemon=True).start()
     path = os.path.join(os.environ.get("PLUGIN_UNIX_SOCKET_DIR") or "/tmp", f"plugin{os.getpid()}")
     server = _listen(session, path, shutdown)
     print(f"1|1|unix|{path}|grpc|", file=line, flush=True)
 
-    # The kernel may give SIGTERM to a thread of gRPC: then nothing interrupts a wait of this one, which alone
-    # runs Python's handlers.
-    while not wake.wait(SIGNAL_POLL):
-        pass
-    if session.over.is_set() and not terminated.is_set():
+    why = b""
+    while why not in (SHUTDOWN, OVER, bytes([signal.SIGTERM])):
+        why = os.read(awake, 1)
+    if why == OVER:
         stopped.wait(HOST_GONE_WAIT)  # meanwhile the host's death may be seen
     problem: "Exception | None" = None
     try:

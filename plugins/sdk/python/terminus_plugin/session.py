@@ -191,8 +191,9 @@ class Session(Regions, Peers, Ops):
     def serve_session(self, frames: "Iterable[Any]") -> "Iterator[Any]":
         """Speak the Session stream: take the host's frames, return the answers. Raises OutOfOrder."""
         self._step("ready", "serving", "session: opened before a good handshake, or twice")
-        self._looping = threading.Thread(target=self._loop, name="terminus-loop", daemon=True)
-        self._looping.start()
+        looping = threading.Thread(target=self._loop, name="terminus-loop", daemon=True)
+        looping.start()
+        self._looping = looping  # close may come at any time, and joins only what has started
         threading.Thread(target=self._read, args=(frames,), name="terminus-read", daemon=True).start()
         return self._write()
 

@@ -184,6 +184,16 @@ class TestProcess(unittest.TestCase):
         p.child.send_signal(signal.SIGTERM)
         self.assertEqual(p.wait(), 0, p.errors())
 
+    def test_sigterm_is_not_lost(self):
+        """A handler in Python that woke the main thread by an Event hung one process in five."""
+        processes = [self.start() for _ in range(6)]
+        for p in processes:
+            p.handshake()
+            p.stream("Session", iter(threading.Event().wait, True))
+            p.child.send_signal(signal.SIGTERM)
+        for p in processes:
+            self.assertEqual(p.wait(), 0, p.errors())
+
     def test_frames(self):
         p = self.start("fatal")
         p.handshake()
