@@ -270,11 +270,13 @@ func init() {
 > A: 16 Submits of 512 KiB to B
 > B: FencePeer of A's epoch, while they run
 < B: Fenced(QUIET) or Fenced(UNKNOWN); never QUIET without fence_peer
-> A: 16 more Submits; B: PeerRemove of A; A: AbortOp of all
+> A: 16 more Submits, of other bytes; B: as many Submits to A
+< B, for each: Done
+> B: PeerRemove of A; A: AbortOp of all
 < A, for each: an end
 = after QUIET the pages do not change any more, and no later op is done`,
 			Run: func(t *T) {
-				l := newLoad(t, t.A(), t.B(), 16, 512<<10)
+				l, back := newLoad(t, t.A(), t.B(), 16, 512<<10), newLoad(t, t.B(), t.A(), 16, 512<<10)
 				l.submit(0).Done()
 				ops := l.submitAll()
 				ops[0].Accepted()
@@ -282,6 +284,10 @@ func init() {
 				quiet := fenceResult(t, t.B(), a.Node, a.Incarnation, a.Epoch)
 				if quiet {
 					l.disown(ops)
+					// Other bytes than those that may be there already.
+					fresh := make([]byte, uint64(l.count)*l.size())
+					fill(fresh, t.Rand())
+					l.SrcMem.Rewrite(l.Src.Tensors[0].Offset, fresh)
 				}
 				late := l.submitAll(func(_ int, s *Submit) {
 					s.Loose = !quiet
@@ -289,8 +295,9 @@ func init() {
 						s.Change = lands(nothing)
 					}
 				})
-				late[0].Accepted()
-				l.To.Stats()
+				for _, op := range back.submitAll() { // as long as the late ones would take
+					op.Done()
+				}
 				l.DstMem.intact(t, "R4", "nothing to be written after Fenced(QUIET)")
 				l.To.removePeer(l.Writer)
 				for _, op := range append(ops, late...) {

@@ -35,6 +35,7 @@ type mangler struct {
 	seen   map[uint64]*contract.Submit // what was submitted, by op
 	behind map[uint64]int              // how many events came behind it in its frame
 	later  sync.WaitGroup
+	dying  error // a hook wants the epoch to end
 
 	passing sync.Mutex // held while the suite takes a frame; a case may make that last
 	sink    func(Arrival)
@@ -72,6 +73,7 @@ func (m *mangler) arrive(a Arrival) {
 		}
 		m.mu.Unlock()
 		m.pass(a.Control, events...)
+		m.bury()
 	}
 }
 
@@ -114,13 +116,19 @@ func (m *mangler) say(d time.Duration, events ...*contract.PluginEvent) {
 	})
 }
 
-// die ends the epoch. For hooks.
-func (m *mangler) die(why string) {
-	m.later.Go(func() {
+// die ends the epoch as soon as the event is passed on that the hook has. For hooks.
+func (m *mangler) die(why string) { m.dying = errors.New(why) }
+
+// bury ends the epoch if a hook wants that: before anything else comes from the plugin.
+func (m *mangler) bury() {
+	m.mu.Lock()
+	dying := m.dying
+	m.mu.Unlock()
+	if dying != nil {
 		m.passing.Lock()
-		defer m.passing.Unlock()
-		m.lose(errors.New(why))
-	})
+		m.lose(dying)
+		m.passing.Unlock()
+	}
 }
 
 func (m *mangler) Send(events ...*contract.HostEvent) error {
@@ -145,6 +153,7 @@ func (m *mangler) send(control bool, events []*contract.HostEvent, send func(...
 		changed = append(changed, m.in(control, clone(e))...)
 	}
 	m.mu.Unlock()
+	m.bury()
 	events = changed
 	if len(events) == 0 {
 		return nil

@@ -72,58 +72,60 @@ func TestSound(t *testing.T) {
 // TestMutants: each mutant fails exactly the cases of testdata/mutants/NAME.txt, which `go test -run
 // TestMutants -rewrite` writes, and its killer is among them.
 func TestMutants(t *testing.T) {
-	mutants := slices.Concat(processMutants, memoryMutants)
-	// Mutants wait more than they work, so several run at once, whatever -parallel says.
-	inMemory, asProcess := make(chan struct{}, 6), make(chan struct{}, 4)
 	var mu sync.Mutex
 	killed := map[string]int{} // cases, by how many mutants they find
 	ran := 0
-	dir := t.TempDir()
-	program := sync.OnceValues(func() (string, error) { return buildMutant(dir) })
-	t.Run("all", func(t *testing.T) {
-		for _, m := range mutants {
-			t.Run(m.name, func(t *testing.T) {
-				var results []*Result
-				var took time.Duration
-				var work sync.WaitGroup
-				slot := inMemory
-				if m.process != "" {
-					var err error
-					if m.program, err = program(); err != nil {
-						t.Fatal(err)
+	// Mutants wait more than they work, so several run at once, whatever -parallel says. Those in memory do not
+	// run beside processes: one that is just starting holds the leases of all.
+	group := func(name string, mutants []mutant, atOnce int) {
+		slots := make(chan struct{}, atOnce)
+		dir := t.TempDir()
+		program := sync.OnceValues(func() (string, error) { return buildMutant(dir) })
+		t.Run(name, func(t *testing.T) {
+			for _, m := range mutants {
+				t.Run(m.name, func(t *testing.T) {
+					if m.process != "" {
+						var err error
+						if m.program, err = program(); err != nil {
+							t.Fatal(err)
+						}
 					}
-					slot = asProcess
-				}
-				work.Go(func() {
-					slot <- struct{}{}
-					defer func() { <-slot }()
-					began := time.Now()
-					results = m.run(t)
-					took = time.Since(began)
+					var results []*Result
+					var took time.Duration
+					var work sync.WaitGroup
+					work.Go(func() {
+						slots <- struct{}{}
+						defer func() { <-slots }()
+						began := time.Now()
+						results = m.run(t)
+						took = time.Since(began)
+					})
+					t.Parallel() // from here on when every mutant has been started
+					work.Wait()
+					t.Logf("%d cases in %v", len(results), took.Round(time.Millisecond))
+					failing := map[string]*Result{}
+					for _, r := range results {
+						switch r.Outcome {
+						case Errored:
+							t.Errorf("the suite broke: %s", r.Text(m.name))
+						case Failed:
+							failing[r.Case.ID] = r
+						}
+					}
+					mu.Lock()
+					ran++
+					for id := range failing {
+						killed[id]++
+					}
+					mu.Unlock()
+					m.compare(t, failing)
 				})
-				t.Parallel() // from here on when every mutant has been started
-				work.Wait()
-				t.Logf("%d cases in %v", len(results), took.Round(time.Millisecond))
-				failing := map[string]*Result{}
-				for _, r := range results {
-					switch r.Outcome {
-					case Errored:
-						t.Errorf("the suite broke: %s", r.Text(m.name))
-					case Failed:
-						failing[r.Case.ID] = r
-					}
-				}
-				mu.Lock()
-				ran++
-				for id := range failing {
-					killed[id]++
-				}
-				mu.Unlock()
-				m.compare(t, failing)
-			})
-		}
-	})
-	if ran < len(mutants) {
+			}
+		})
+	}
+	group("memory", memoryMutants, 6)
+	group("process", processMutants, 3) // the grace of 2 s of a shutdown knows no load
+	if ran < len(memoryMutants)+len(processMutants) {
 		return // -run left some out
 	}
 	var idle []string
@@ -206,11 +208,11 @@ func (m *mutant) cases() (common, special []string) {
 // what one case finds does not depend on the others.
 func (m *mutant) run(t *testing.T) (results []*Result) {
 	common, special := m.cases()
-	lanes := [][]string{common, special}
-	if m.process != "" { // these wait for processes most of the time
-		lanes = lanes[:0]
-		for i := range 4 {
-			lanes = append(lanes, every(slices.Concat(common, special), 4, i))
+	lanes, scale := [][]string{common, special}, 1.0
+	if m.process != "" { // these wait for processes most of the time, long where many run
+		lanes, scale = lanes[:0], 2
+		for i := range 3 {
+			lanes = append(lanes, every(slices.Concat(common, special), 3, i))
 		}
 	}
 	var mu sync.Mutex
@@ -220,7 +222,7 @@ func (m *mutant) run(t *testing.T) (results []*Result) {
 			continue
 		}
 		work.Go(func() {
-			res, err := Run(t.Context(), Config{Carrier: m.carrier(), Run: ids, Seed: 1, Fresh: true})
+			res, err := Run(t.Context(), Config{Carrier: m.carrier(), Run: ids, Seed: 1, Scale: scale, Fresh: true})
 			if err != nil {
 				t.Error(err)
 				return

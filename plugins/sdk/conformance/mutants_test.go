@@ -638,17 +638,18 @@ var memoryMutants = []mutant{
 			}
 		},
 		frames: func(m *mangler) {
-			early := map[uint32]bool{}
+			const answered, swallowed = 1, 2 // the first PeerRemove of a peer; its real answer
+			state := map[uint32]int{}
 			m.in = func(_ bool, e *contract.HostEvent) []*contract.HostEvent {
-				if r := e.GetPeerRemove(); r != nil {
-					early[r.Peer] = true
+				if r := e.GetPeerRemove(); r != nil && state[r.Peer] == 0 {
+					state[r.Peer] = answered
 					m.say(0, peerRemoved(r.Peer))
 				}
 				return []*contract.HostEvent{e}
 			}
 			m.out = func(_ bool, e *contract.PluginEvent) []*contract.PluginEvent {
-				if r := e.GetPeerRemoved(); r != nil && early[r.Peer] {
-					delete(early, r.Peer)
+				if r := e.GetPeerRemoved(); r != nil && state[r.Peer] == answered {
+					state[r.Peer] = swallowed
 					return nil
 				}
 				return one(e)

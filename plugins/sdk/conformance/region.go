@@ -201,7 +201,8 @@ func (n *Node) RemoveRegion(r *Region) {
 }
 
 // LeaseEnded tells whether nobody holds the other end of the region's lease any more. A process that this one
-// is just starting holds every descriptor until it executes its program, so it is waited for.
+// is just starting holds every descriptor until it executes its program; it is waited for until shortly before
+// it lets go of them, so whoever looks at leases starts no processes at the same time.
 func (r *Region) LeaseEnded() bool {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()

@@ -37,7 +37,7 @@ func main() {
 		keepControlOpen()
 	case "waits-by-hand":
 		if os.Getenv(sdk.HandshakeConfig.MagicCookieKey) == "" && len(os.Args) == 1 {
-			time.Sleep(20 * time.Second)
+			time.Sleep(time.Minute)
 		}
 	}
 	sdk.Main(&faulty{Backend: tcp.New(), mode: mode, stdout: os.Stdout, stderr: os.Stderr})
