@@ -2,7 +2,6 @@ package pluginhost
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 )
 
@@ -21,7 +20,7 @@ func (s *Spec) Digest() (file, sum string, err error) {
 	if path, err = filepath.Abs(path); err != nil {
 		return "", "", fmt.Errorf("plugin %s: %w", s.Name, err)
 	}
-	f, err := os.Open(path)
+	f, err := openRegular(path)
 	if err != nil {
 		return "", "", fmt.Errorf("plugin %s: %w", s.Name, err)
 	}

@@ -332,10 +332,11 @@ func (e *epoch) drain(ctx context.Context) {
 }
 
 const (
-	orphanWait  = time.Second            // for children to follow a plugin that is watched closely (Config.Linger)
-	faultGrace  = 200 * time.Millisecond // for the plugin to read the Fault and say something
-	reapTimeout = 10 * time.Second
-	killTimeout = 2 * time.Second // go-plugin's own cleanup, once the process is gone
+	orphanWait   = time.Second            // for children to follow a plugin that is watched closely (Config.Linger)
+	faultGrace   = 200 * time.Millisecond // for the plugin to read the Fault and say something
+	reapTimeout  = 10 * time.Second
+	killTimeout  = 2 * time.Second // go-plugin's own cleanup, once the process is gone
+	stuckTimeout = 5 * time.Second // for whoever handles the last events
 )
 
 // end brings the process down, gently if asked, and takes away all that belongs to the epoch. It

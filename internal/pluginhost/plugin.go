@@ -175,13 +175,20 @@ func (p *Plugin) Fault(epoch uint32, f *contract.Fault) error {
 
 // Stop ends the plugin for good: Drain, wait for Drained (at most Config.DrainTimeout, or until ctx
 // ends), ask the process to exit, SIGKILL what is left of its group after Config.Grace. It returns
-// when the processes are gone and the directory is removed, at the latest reapTimeout after that.
+// when the processes are gone and the directory is removed, at the latest reapTimeout after that. A Sink or
+// Tap that does not return holds an epoch up: then Stop gives up stuckTimeout later, with an error.
 func (p *Plugin) Stop(ctx context.Context) error {
 	p.stopOnce.Do(func() {
 		p.stopCtx = ctx
 		close(p.stop)
 	})
-	<-p.done
+	cfg := &p.h.cfg
+	bound := cfg.DrainTimeout + cfg.Grace + cfg.Linger + reapTimeout + killTimeout + stuckTimeout
+	select {
+	case <-p.done:
+	case <-time.After(bound):
+		return p.named(fmt.Errorf("not stopped within %s; something that the host calls (Sink, Tap) does not return", bound))
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.unreaped > 0 {

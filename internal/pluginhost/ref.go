@@ -86,7 +86,7 @@ func (s *Spec) interpret() error {
 	if err != nil {
 		return nil // Start says so
 	}
-	f, err := os.Open(path)
+	f, err := openRegular(path)
 	if err != nil {
 		return nil
 	}

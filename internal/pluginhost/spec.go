@@ -122,7 +122,7 @@ func (s *Spec) open() (*program, error) {
 	if s.Exec == "" {
 		open = "/proc/self/exe" // the running image, even if the file has been replaced meanwhile
 	}
-	fd, err := unix.Open(open, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(open, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0) // a pipe is not waited for
 	if err != nil {
 		return nil, openError(path, err)
 	}
@@ -177,7 +177,7 @@ func (p *program) inspect(s *Spec) error {
 		if err != nil {
 			return fmt.Errorf("script %s: %w", s.Script, err)
 		}
-		if pinned, err = os.Open(script); err != nil {
+		if pinned, err = openRegular(script); err != nil {
 			return fmt.Errorf("script: %w", err)
 		}
 		defer pinned.Close()
@@ -188,7 +188,7 @@ func (p *program) inspect(s *Spec) error {
 		if err != nil {
 			return fmt.Errorf("module %s: %w", s.Wasm, err)
 		}
-		if pinned, err = os.Open(module); err != nil {
+		if pinned, err = openRegular(module); err != nil {
 			return fmt.Errorf("module: %w", err)
 		}
 		defer pinned.Close()

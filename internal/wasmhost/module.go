@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
@@ -49,11 +50,14 @@ const (
 
 // readModule reads the file and compares the pin. What it returns is what gets compiled.
 func readModule(path, pin string) ([]byte, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe is not waited for
 	if err != nil {
 		return nil, fmt.Errorf("module: %w", err)
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("module %s is no regular file; name the file itself", path)
+	}
 	code, err := io.ReadAll(io.LimitReader(f, maxModule+1))
 	if err != nil {
 		return nil, fmt.Errorf("module %s: %w", path, err)
