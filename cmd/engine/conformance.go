@@ -181,7 +181,8 @@ Exit code 1 when the trace breaks a rule, 2 when the file is not a trace`,
 func (a *app) replay(name string) error {
 	f, err := os.Open(name)
 	if err != nil {
-		return fmt.Errorf("trace: %w", err)
+		fmt.Fprintf(a.stderr, "engine: trace: %s\n", printable(err.Error(), ""))
+		return &reported{exitUsage}
 	}
 	defer f.Close()
 	trace, err := conformance.ReadTrace(f)

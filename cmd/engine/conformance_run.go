@@ -93,6 +93,11 @@ plugin not conformant. A pattern is a case ID in which * stands for any text wit
 // do runs the suite, writes what was asked for and returns what gives the exit code.
 func (o *conformanceRun) do(cmd *cobra.Command, a *app, args []string) error {
 	cfg, err := o.suite()
+	for _, name := range []string{"run", "skip", "profile"} {
+		if values, _ := cmd.Flags().GetStringSlice(name); err == nil && cmd.Flags().Changed(name) && len(values) == 0 {
+			err = fmt.Errorf("--%s is empty, which would leave nothing out; leave the flag away if that is meant", name)
+		}
+	}
 	if err != nil {
 		return &usageError{err, cmd}
 	}
@@ -181,6 +186,11 @@ func (o *conformanceRun) suite() (conformance.Config, error) {
 		return cfg, fmt.Errorf("--repeat %d: want at least 1", o.repeat)
 	case o.traces && o.results == "":
 		return cfg, errors.New("--trace needs --results DIR")
+	}
+	if o.results != "" { // before the run, so that it is not in vain
+		if err := os.MkdirAll(o.results, 0o755); err != nil {
+			return cfg, fmt.Errorf("--results: %w", err)
+		}
 	}
 	for _, p := range o.profiles {
 		cfg.Profiles = append(cfg.Profiles, conformance.Profile(p))

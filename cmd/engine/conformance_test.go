@@ -287,3 +287,21 @@ func TestProgress(t *testing.T) {
 	p = &progress{w: io.Discard}
 	p.start(one)
 }
+
+// TestMistakesOfTheOperatorAreUsage: a bad directory for reports, a missing trace and an empty pattern ended
+// with the code of a plugin that broke the contract, or with a run of everything.
+func TestMistakesOfTheOperatorAreUsage(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"conformance", "run", "tcp", "--results", filepath.Join(file, "below")},
+		{"conformance", "run", "tcp", "--run", ""},
+		{"conformance", "replay", file + ".missing"},
+	} {
+		if code, out, errOut := command(t, nil, args...); code != exitUsage || errOut == "" {
+			t.Errorf("%v: exit %d\n%s%s", args, code, out, errOut)
+		}
+	}
+}
