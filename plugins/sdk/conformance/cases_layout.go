@@ -203,7 +203,9 @@ func init() {
 				for l := range uint32(12) {
 					list = append(list, Submit{Src: Pages(4, 16), Dst: Pages(8, 16), LayerFrom: l, LayerTo: l + 1})
 				}
-				layoutDone(p.SubmitAll(list))
+				for ops := range slices.Chunk(list, stormWindow(t, len(list), 16*2048)) {
+					layoutDone(p.SubmitAll(ops))
+				}
 			},
 		},
 		Case{
@@ -329,14 +331,23 @@ func layoutSingles(ids []uint32) (runs []sdk.Run) {
 
 // layoutPages moves pages of one tensor: one, the last, many.
 func layoutPages(t *T, p *Path, n uint32, tensor layoutTensor) {
+	many := n / 2
+	limits := t.A().Hello().GetLimits()
+	for _, bytes := range []uint64{limits.GetMaxOpBytes(), limits.GetMaxBytesPerPeer()} {
+		if bytes != 0 && bytes < tensor.bytes {
+			t.Unsupported("an op of one page of %d bytes is more than the plugin's limit of %d bytes", tensor.bytes, bytes)
+		}
+		if bytes != 0 {
+			many = uint32(min(uint64(many), bytes/tensor.bytes))
+		}
+	}
+	if limit := limits.GetMaxRuns(); limit != 0 {
+		many = min(many, limit)
+	}
 	src, dst := layoutPool(p.From, n, tensor), layoutPool(p.To, n, tensor)
 	layoutPlan(p, src, dst, layoutWhole(src)...)
 	p.Submit(Submit{Src: Pages(n/2, 1), Dst: Pages(1, 1)}).Done()
 	p.Submit(Submit{Src: Pages(0, 1), Dst: Pages(n-1, 1)}).Done()
-	many := n / 2
-	if limit := t.A().Hello().GetLimits().GetMaxRuns(); limit != 0 {
-		many = min(many, limit)
-	}
 	p.Submit(Submit{Src: layoutSingles(layoutPerm(t, n, many)), Dst: Pages(0, many)}).Done()
 	p.Submit(Submit{Src: Pages(n-many, many), Dst: layoutSingles(layoutPerm(t, n, many))}).Done()
 }
@@ -390,8 +401,11 @@ func layoutRandom(t *T) {
 		layoutPlan(p, src, dst, plan...)
 		free := layoutPerm(t, dst.Pages, dst.Pages) // no page is the destination of two ops at once
 		var list []Submit
-		for range 1 + r.IntN(4) {
+		for range 1 + r.IntN(stormWindow(t, 4, 1)) {
 			n := min(uint32(len(free)), src.Pages, 1+r.Uint32N(60))
+			if limit := t.A().Hello().GetLimits().GetMaxRuns(); limit != 0 {
+				n = min(n, limit)
+			}
 			if n == 0 {
 				break
 			}

@@ -36,10 +36,10 @@ func init() {
 = a canary over the pages stays`,
 			Run: func(t *T) {
 				p := procPath(t)
-				ops := procLoad(p)
+				ops := p.submitAll()
 				ops[0].Moving()
 				leaseHangUp(t, t.A())
-				procLetGo(t, p, ops)
+				procLetGo(t, p.Path, ops)
 				procWorks(t, t.Launch(t.A().ID.Node, t.A().ID.Incarnation, t.A().ID.Epoch+1), t.B())
 			},
 		},
@@ -54,7 +54,7 @@ func init() {
 < the ends that were missing, PeerRemoved`,
 			Run: func(t *T) {
 				p := procPath(t)
-				ops := procLoad(p)
+				ops := p.submitAll()
 				ops[0].Moving()
 				leaseHangUp(t, t.B())
 				p.From.removePeer(p.Handle)

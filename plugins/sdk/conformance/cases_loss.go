@@ -111,17 +111,8 @@ const procTimeout = time.Minute
 // procGone is how long processes may take to be gone after what ends them.
 const procGone = lingerBound + 10*time.Second
 
-// procPath has room for eight ops of 4 MiB.
-func procPath(t *T) *Path { return t.Path(Shape{Pages: 32, PageBytes: 1 << 20}) }
-
-// procLoad submits them in one frame.
-func procLoad(p *Path) []*Op {
-	var list []Submit
-	for i := range uint32(8) {
-		list = append(list, Submit{Src: Pages(4*i, 4), Dst: Pages(4*i, 4)})
-	}
-	return p.SubmitAll(list)
-}
+// procPath has room for eight ops of 4 MiB, or what the plugin's limits leave of them.
+func procPath(t *T) *load { return newLoad(t, t.A(), t.B(), 8, 4<<20) }
 
 // procDo takes the error of something that the suite does to a process.
 func procDo(t *T, what string, err error) {
@@ -206,17 +197,17 @@ func procEnded(t *T, o *Op, kinds ...string) {
 
 func lossSigkillWriter(t *T) {
 	p := procPath(t)
-	ops := procLoad(p)
+	ops := p.submitAll()
 	ops[0].Moving()
 	procKill(t, t.A())
-	procLetGo(t, p, ops)
+	procLetGo(t, p.Path, ops)
 	next := t.Launch(t.A().ID.Node, t.A().ID.Incarnation, t.A().ID.Epoch+1)
 	procWorks(t, next, t.B())
 }
 
 func lossSigkillReceiver(t *T) {
 	p := procPath(t)
-	ops := procLoad(p)
+	ops := p.submitAll()
 	ops[0].Moving()
 	procKill(t, t.B())
 	p.From.removePeer(p.Handle)
@@ -232,13 +223,13 @@ func lossSigkillReceiver(t *T) {
 
 func lossStreamEOF(t *T) {
 	p := procPath(t)
-	ops := procLoad(p)
+	ops := p.submitAll()
 	ops[0].Moving()
 	t.A().MayDie()
 	procDo(t, "end the Session", t.A().Process().EndSession())
 	exit := procExits(t, t.A(), "its host ends the Session")
 	t.Check(exit == "exit status 0", "R6", "an exit in good order, with status 0", "%s", exit)
-	procLetGo(t, p, ops)
+	procLetGo(t, p.Path, ops)
 	procWorks(t, t.Launch(t.A().ID.Node, t.A().ID.Incarnation, t.A().ID.Epoch+1), t.B())
 }
 
@@ -247,15 +238,16 @@ func lossFrozenReceiver(t *T) {
 	p.Submit(Submit{Src: Pages(0, 1), Dst: Pages(0, 1)}).Done() // connected
 	procDo(t, "stop the receiver", t.B().Process().Stop())
 	defer func() { _ = t.B().Process().Continue() }()
-	ops := procLoad(p)
-	ops[3].Abort()
+	ops := p.submitAll()
+	aborted := ops[len(ops)/2]
+	aborted.Abort()
 	procBeats(t.A(), 1)
 	t.A().Stats()
-	ops[3].End()
+	aborted.End()
 	t.A().Stats()
 	procDo(t, "continue the receiver", t.B().Process().Continue())
-	for i, o := range ops {
-		if i == 3 {
+	for _, o := range ops {
+		if o == aborted {
 			procEnded(t, o, "done", "failed", "aborted")
 		} else {
 			procEnded(t, o, "done", "failed")
@@ -267,7 +259,7 @@ func lossFrozenReceiver(t *T) {
 
 func lossFrozenWriter(t *T) {
 	p := procPath(t)
-	ops := procLoad(p)
+	ops := p.submitAll()
 	ops[0].Moving()
 	procDo(t, "stop the writer", t.A().Process().Stop())
 	defer func() { _ = t.A().Process().Continue() }()

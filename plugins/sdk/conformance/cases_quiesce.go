@@ -37,6 +37,31 @@ func init() {
 			},
 		},
 		Case{
+			ID: "quiesce/stays-quiet", Rule: "R4", Profile: TransferQuiesce,
+			Title:    "nothing of an aborted op lands seconds after it was quiet",
+			Incident: "sglang#36707: the abort was acknowledged as drained while a write could still land",
+			Script: `
+> 24 Submits of 8 MiB, one after another, each aborted as soon as it moves
+< for each: Aborted or Done; Quiesced if that said quiet=false
+> for two seconds: small ops the other way; the memory of the aborted ones stays registered
+= a canary over the pages of the aborted ops is whole at the end`,
+			Run: func(t *T) {
+				l := newLoad(t, t.A(), t.B(), 4, 8<<20)
+				// No other op uses these pages once all are quiet, so a late write has nowhere to hide.
+				for i := range 24 {
+					op := l.submit(i % l.count)
+					op.Moving()
+					orderOver(t, op.Abort().Quiet())
+				}
+				const watch, pause = 2 * time.Second, 20 * time.Millisecond
+				back := t.PathBetween(t.B(), t.A(), Shape{Pages: 8, PageBytes: 4096})
+				for began := time.Now(); time.Since(began) < watch; t.Sleep(pause) {
+					back.Submit(Submit{Src: Pages(0, 8), Dst: Pages(0, 8)}).Done()
+					l.DstMem.intact(t, "R4", "nothing to be written after an op was quiet")
+				}
+			},
+		},
+		Case{
 			ID: "quiesce/aborted-pages-reused", Rule: "R4", Profile: TransferQuiesce,
 			Title:    "pages of an aborted op can be written by the next as soon as it is quiet",
 			Incident: "sglang#32564: pages of an aborted room went to the next one, and a late write landed in them",
@@ -55,7 +80,7 @@ func init() {
 					op.Accepted()
 					orderOver(t, op.Abort().Quiet())
 					l.Submit(second).Done()
-					l.submit(1).Done()
+					l.submit(0).Done()
 					l.DstMem.intact(t, "R4", "the pages to hold the bytes of the second op")
 				}
 			},

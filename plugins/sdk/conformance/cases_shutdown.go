@@ -46,13 +46,13 @@ func init() {
 = exit status 0`,
 			Run: func(t *T) {
 				p := procPath(t)
-				ops := procLoad(p)
+				ops := p.submitAll()
 				left := t.A().Drain(time.Second)
 				shutdownAccount(t, left)
 				end := p.Submit(Submit{Src: Pages(0, 1), Dst: Pages(0, 1), Loose: true}).Quiet()
 				t.Check(end.Kind == "skipped" && end.Cause == contract.Cause_CAUSE_SHUTDOWN, "R1", "Skipped(CAUSE_SHUTDOWN) of a Submit after Drain", "%s", end)
 				shutdownClean(t, t.A())
-				procLetGo(t, p, ops)
+				procLetGo(t, p.Path, ops)
 			},
 		},
 		Case{
@@ -72,14 +72,14 @@ func init() {
 				p.Submit(Submit{Src: Pages(0, 1), Dst: Pages(0, 1)}).Done() // connected
 				procDo(t, "stop the receiver", t.B().Process().Stop())
 				defer func() { _ = t.B().Process().Continue() }()
-				ops := procLoad(p)
+				ops := p.submitAll()
 				shutdownAccount(t, t.A().Drain(300*time.Millisecond))
 				procDo(t, "continue the receiver", t.B().Process().Continue())
 				for _, o := range ops {
 					o.Quiet()
 				}
 				shutdownClean(t, t.A())
-				procLetGo(t, p, nil)
+				procLetGo(t, p.Path, nil)
 			},
 		},
 		Case{
@@ -92,13 +92,13 @@ func init() {
 = after PeerRemoved at the receiver no byte of it lands`,
 			Run: func(t *T) {
 				p := procPath(t)
-				ops := procLoad(p)
+				ops := p.submitAll()
 				ops[0].Moving()
 				t.A().MayDie()
 				procDo(t, "SIGTERM", t.A().Process().Signal(unix.SIGTERM))
 				exit := procExits(t, t.A(), "it gets SIGTERM")
 				t.Check(exit == "exit status 0", "R6", "an exit in good order, with status 0", "%s", exit)
-				procLetGo(t, p, ops)
+				procLetGo(t, p.Path, ops)
 			},
 		},
 		Case{
@@ -111,7 +111,7 @@ func init() {
 < Stats`,
 			Run: func(t *T) {
 				p := procPath(t)
-				ops := procLoad(p)
+				ops := p.submitAll()
 				for _, n := range []*Node{t.A(), t.B()} {
 					procDo(t, "SIGINT", n.Process().Signal(unix.SIGINT))
 				}
@@ -149,7 +149,7 @@ func init() {
 = no process of their groups, no socket, no mapping, no lease; a canary over the pages stays`,
 			Run: func(t *T) {
 				p := procPath(t)
-				ops := procLoad(p)
+				ops := p.submitAll()
 				ops[0].Moving()
 				for _, n := range []*Node{t.A(), t.B()} {
 					n.MayDie()
@@ -158,7 +158,7 @@ func init() {
 				for _, n := range []*Node{t.A(), t.B()} {
 					n.UntilReaped(procGone)
 				}
-				procOver(p, ops)
+				procOver(p.Path, ops)
 				leftoverNone(t)
 			},
 		},

@@ -90,7 +90,7 @@ func init() {
 = both have the pages; the source is untouched`,
 			Run: func(t *T) {
 				c := transferThird(t)
-				const pages = 16
+				pages := uint32(max(1, stormWindow(t, 32, 16<<10)/2))
 				b := t.Path(Shape{Pages: pages, PageBytes: 16 << 10})
 				other := t.Connect(t.A(), c, 0)
 				other.SrcMem, other.Src = b.SrcMem, b.Src
@@ -98,7 +98,7 @@ func init() {
 				other.Plan = other.AddPlan(other.Src, other.Dst, 1, 1, &contract.Slice{Len: 16 << 10, Count: 1})
 				other.Grant(other.Generation.Destination, other.Dst, sdk.Run{Count: pages, Stride: 1})
 				var ops []*Op
-				for i := range uint32(pages) {
+				for i := range pages {
 					ops = append(ops, b.Submit(Submit{Src: Pages(i, 1), Dst: Pages(pages-1-i, 1)}), other.Submit(Submit{Src: Pages(i, 1), Dst: Pages(i, 1)}))
 				}
 				for _, op := range ops {
@@ -114,12 +114,13 @@ func init() {
 < for each: Accepted, Progress…, Done
 = the moment that Done is read, the page holds the bytes of this round`,
 			Run: func(t *T) {
-				const pages, size = 8, 4096
+				const size = 4096
+				pages := uint32(stormWindow(t, 8, size))
 				p := t.Path(Shape{Pages: pages, PageBytes: size})
 				fresh := make([]byte, size)
-				var last [pages]*Op
+				last := make([]*Op, pages)
 				for range 24 {
-					for i := range uint32(pages) {
+					for i := range pages {
 						if last[i] != nil {
 							last[i].Done()
 						}
@@ -298,7 +299,7 @@ type load struct {
 }
 
 // newLoad makes a load of up to count ops of up to size bytes (a multiple of 4096), within the limits that
-// the plugin declares.
+// the plugin declares, with pages for two at least.
 func newLoad(t *T, from, to *Node, count int, size uint64) *load {
 	limits := from.Hello().GetLimits()
 	if n := limits.GetMaxOpBytes(); n != 0 && n < size {
@@ -317,7 +318,7 @@ func newLoad(t *T, from, to *Node, count int, size uint64) *load {
 		page /= 2
 	}
 	l := &load{count: count, per: uint32(size / page)}
-	l.Path = t.PathBetween(from, to, Shape{Pages: uint32(count) * l.per, PageBytes: page})
+	l.Path = t.PathBetween(from, to, Shape{Pages: uint32(max(count, 2)) * l.per, PageBytes: page})
 	return l
 }
 

@@ -52,6 +52,12 @@ func TestSound(t *testing.T) {
 				op.Quiesced()
 			}
 		}},
+		{name: "few-ops", also: []string{"**"}, backend: limited(&contract.Limits{MaxOps: 4})},
+		{name: "few-ops-a-peer", also: []string{"**"}, backend: limited(&contract.Limits{MaxOpsPerPeer: 3})},
+		{name: "small-ops", also: []string{"**"}, backend: limited(&contract.Limits{MaxOpBytes: 1 << 20})},
+		{name: "few-bytes", also: []string{"**"}, backend: limited(&contract.Limits{MaxBytesPerPeer: 4 << 20})},
+		{name: "few-runs", also: []string{"**"}, backend: limited(&contract.Limits{MaxRuns: 16})},
+		{name: "few-regions", also: []string{"**"}, backend: limited(&contract.Limits{MaxRegions: 8})},
 		{name: "finishes-what-is-aborted", also: []string{"abort/*", "quiesce/*", "drain/*"}, backend: func(h *hooks) {
 			h.piece = linger
 			h.cancelled = (*reference).finish
@@ -67,6 +73,11 @@ func TestSound(t *testing.T) {
 			}
 		})
 	}
+}
+
+// limited is the reference with limits, as a plugin may declare.
+func limited(limits *contract.Limits) func(*hooks) {
+	return func(h *hooks) { h.info = func(i *sdk.Info) { i.Limits = limits } }
 }
 
 // TestMutants: each mutant fails exactly the cases of testdata/mutants/NAME.txt, which `go test -run
@@ -125,6 +136,7 @@ func TestMutants(t *testing.T) {
 	}
 	group("memory", memoryMutants, 6)
 	group("process", processMutants, 3) // the grace of 2 s of a shutdown knows no load
+	lateWrites.Wait()
 	if ran < len(memoryMutants)+len(processMutants) {
 		return // -run left some out
 	}

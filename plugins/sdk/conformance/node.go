@@ -31,7 +31,7 @@ type Node struct {
 	beat    *contract.Beat
 	beatAt  time.Time // when the last one came
 	logs    []string
-	gate    chan struct{} // not nil: arrivals on Session wait until it is closed
+	gate    chan struct{} // not nil: arrivals on Session wait until it is closed (Hold)
 	pools   []uint64      // of the case
 	sent    uint64        // seq of the last Submit that was sent
 	drained uint64        // that of the last one before Drain, 0 without a Drain
@@ -82,18 +82,24 @@ func (n *Node) MayDie() {
 }
 
 // Hold makes everything that the plugin sends on its Session wait, as a host does that stands still, until
-// release is called.
+// release is called, or the case ends by itself.
 func (n *Node) Hold() (release func()) {
-	gate := make(chan struct{})
 	n.mu.Lock()
-	n.gate = gate
-	n.mu.Unlock()
-	return sync.OnceFunc(func() {
-		n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.gate == nil {
+		n.gate = make(chan struct{})
+	}
+	return n.release
+}
+
+// release lets go what Hold holds up, if anything.
+func (n *Node) release() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.gate != nil {
+		close(n.gate)
 		n.gate = nil
-		n.mu.Unlock()
-		close(gate)
-	})
+	}
 }
 
 // arrive is the sink of the plugin's events.

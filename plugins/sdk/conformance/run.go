@@ -319,6 +319,9 @@ func (r *runner) runCase(ctx context.Context, c *Case) *Result {
 		n.measure()
 	}
 	t.do(c.Run)
+	for _, n := range t.nodes {
+		n.release()
+	}
 	t.ending = true
 	// What every case checks has time of its own, however long the case took.
 	cleanup, stop := withTimeout(t.scaled(DefaultTimeout))
