@@ -78,6 +78,7 @@ generate: ## rewrite generated code (needs protoc, Debian package protobuf-compi
 	git ls-files '*.proto' | while read -r p; do \
 	  PATH=$(TOOLS):$$PATH protoc -I. --go_out=. --go_opt=paths=source_relative \
 	    --go-grpc_out=. --go-grpc_opt=paths=source_relative "$$p" || exit 1; done
+	protoc -Iterminus_plugin=plugins/sdk/contract --python_out=plugins/sdk/python terminus_plugin/contract.proto
 	$(GO) generate ./...
 
 .PHONY: clean
