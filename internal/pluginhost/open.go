@@ -15,7 +15,11 @@ func openRegular(path string) (*os.File, error) {
 		return nil, err
 	}
 	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
+	switch {
+	case err != nil:
+	case info.IsDir():
+		err = fmt.Errorf("%s is a directory; name the file in it", path)
+	case !info.Mode().IsRegular():
 		err = fmt.Errorf("%s is no regular file (mode %s); name the file itself", path, info.Mode())
 	}
 	if err != nil {

@@ -55,7 +55,7 @@ func readModule(path, pin string) ([]byte, error) {
 		return nil, fmt.Errorf("module: %w", err)
 	}
 	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() { // a directory, a pipe, a device
 		return nil, fmt.Errorf("module %s is no regular file; name the file itself", path)
 	}
 	code, err := io.ReadAll(io.LimitReader(f, maxModule+1))
