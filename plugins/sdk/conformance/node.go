@@ -191,11 +191,25 @@ func (n *Node) case_() *T {
 	return n.t
 }
 
+// A plugin that declares a long call (registering, connecting, first post) by its beats is waited for as a host
+// waits: busyBound, if the last of them is not older than staleBeat.
+const (
+	busyBound = 120 * time.Second
+	staleBeat = 3 * time.Second
+)
+
+func (n *Node) busy() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.beat.GetBusy()) > 0 && time.Since(n.beatAt) < staleBeat
+}
+
 // waitFor waits until ok holds and returns "", or what came instead.
 func (n *Node) waitFor(bound time.Duration, ok func() bool) string {
 	t := n.case_()
 	timer := time.NewTimer(bound)
 	defer timer.Stop()
+	began := time.Now()
 	broken := t.broken
 	if t.ending {
 		broken = nil
@@ -218,6 +232,11 @@ func (n *Node) waitFor(bound time.Duration, ok func() bool) string {
 		case <-broken:
 			t.stop()
 		case <-timer.C:
+			if n.busy() && time.Since(began) < t.scaled(busyBound) {
+				t.extend()
+				timer.Reset(bound)
+				continue
+			}
 			return fmt.Sprintf("nothing within %v", bound)
 		case <-t.over:
 			return fmt.Sprintf("nothing within the %v of the case", t.timeout())

@@ -305,8 +305,8 @@ func (r *runner) runCase(ctx context.Context, c *Case) *Result {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	t := &T{Case: c, run: r, trace: &recorder{began: time.Now()}, broken: make(chan struct{}), outcome: Unknown}
-	timer := time.AfterFunc(t.timeout(), cancel)
-	defer timer.Stop()
+	t.timer = time.AfterFunc(t.timeout(), cancel)
+	defer t.timer.Stop()
 	t.over = ctx.Done()
 	for _, n := range pair {
 		n.attach(t)

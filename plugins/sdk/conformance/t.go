@@ -24,7 +24,8 @@ type T struct {
 	paths  []*Path
 	broken chan struct{} // closed by the first failure
 	over   <-chan struct{}
-	ending bool // the case itself is done, the checks of every case run
+	timer  *time.Timer // closes over
+	ending bool        // the case itself is done, the checks of every case run
 
 	mu       sync.Mutex
 	failures []Failure
@@ -134,6 +135,13 @@ func (t *T) Sleep(d time.Duration) {
 
 func (t *T) timedOut(doing string) {
 	t.Fail(t.Case.Rule, fmt.Sprintf("the conversation to end within %v", t.timeout()), "nothing for the rest of the time, %s", doing)
+}
+
+// extend gives the case its whole time again: the plugin said that it is at a long call.
+func (t *T) extend() {
+	if t.timer.Stop() {
+		t.timer.Reset(t.timeout())
+	}
 }
 
 func (t *T) timeout() time.Duration {
