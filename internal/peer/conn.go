@@ -27,7 +27,7 @@ type conn struct {
 	link    *link
 	stream  stream
 	dialled bool
-	hello   hello
+	hello   hello  // the peer's, with the attempt of whoever dialled
 	creds   string // who the transport says the peer is
 	out     *queue
 	since   time.Time
@@ -63,10 +63,21 @@ func (c *conn) end(why string) {
 	})
 }
 
-// preferred reports whether c is the stream that survives when both sides dialled: the one that the
-// smaller name dialled.
-func (c *conn) preferred() bool {
-	return c.dialled == (c.link.links.cfg.Node < c.link.node)
+// turn is the place of a stream among those of one pair of incarnations. Both ends see the same one and
+// take streams only in this order, so what is sent on one stream is delivered before anything of the next, or
+// not at all. A dialler's attempt exceeds every attempt, of either side, that it knows of: of two streams that
+// do not know of each other, the ends may meet either first, but keep the same one.
+type turn struct {
+	attempt uint64
+	smaller bool // the smaller name dialled: it is later than an equal attempt of the other side
+}
+
+func (t turn) after(o turn) bool {
+	return t.attempt > o.attempt || t.attempt == o.attempt && t.smaller && !o.smaller
+}
+
+func (c *conn) turn() turn {
+	return turn{c.hello.attempt, c.dialled == (c.link.links.cfg.Node < c.link.node)}
 }
 
 // serve runs the stream until it ends. pending are frames that came in one batch with the Hello.

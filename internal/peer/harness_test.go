@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"net"
@@ -15,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/terminus-kv/terminus/core"
 	"github.com/terminus-kv/terminus/internal/membership"
@@ -203,13 +205,15 @@ func checkOrder(t interface {
 	}
 }
 
-// proxy forwards TCP and can be told to cut or to swallow.
+// proxy forwards TCP and can be told to cut, to swallow, or to hold what the target says.
 type proxy struct {
 	ln     net.Listener
 	target string
 	mu     sync.Mutex
 	conns  []net.Conn
 	mute   bool
+	held   *bytes.Buffer // non-nil: what the target says, and that it ended, is kept here
+	left   int           // connections that the client has closed
 	wg     sync.WaitGroup
 }
 
@@ -234,32 +238,69 @@ func newProxy(t *testing.T, target string) *proxy {
 			p.mu.Lock()
 			p.conns = append(p.conns, in, out)
 			p.mu.Unlock()
-			p.wg.Go(func() { p.copy(in, out) })
-			p.wg.Go(func() { p.copy(out, in) })
+			p.wg.Go(func() {
+				p.copy(in, out, false)
+				p.mu.Lock()
+				p.left++
+				p.mu.Unlock()
+			})
+			p.wg.Go(func() { p.copy(out, in, true) })
 		}
 	})
 	t.Cleanup(func() { ln.Close(); p.cut(); p.wg.Wait() })
 	return p
 }
 
-func (p *proxy) copy(from, to net.Conn) {
+func (p *proxy) copy(from, to net.Conn, target bool) {
 	defer from.Close()
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buf)
+		pass := !p.muted() && !(target && p.keep(buf[:n]))
 		if err != nil {
-			if !p.muted() {
+			if pass {
 				to.Close()
 			}
 			return
 		}
-		if !p.muted() {
+		if pass {
 			to.Write(buf[:n])
 		}
 	}
 }
 
 func (p *proxy) muted() bool { p.mu.Lock(); defer p.mu.Unlock(); return p.mute }
+
+func (p *proxy) hold() { p.mu.Lock(); defer p.mu.Unlock(); p.held = &bytes.Buffer{} }
+
+func (p *proxy) keep(b []byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.held == nil {
+		return false
+	}
+	p.held.Write(b)
+	return true
+}
+
+// holds reports whether f, as it is on the wire, is among what is held.
+func (p *proxy) holds(f *wire.Frame) bool {
+	b, err := proto.Marshal(f)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return err == nil && p.held != nil && bytes.Contains(p.held.Bytes(), b)
+}
+
+// cutTarget breaks the target's side of the only connection; the client does not notice while it is held.
+func (p *proxy) cutTarget() { p.mu.Lock(); defer p.mu.Unlock(); p.conns[1].Close() }
+
+// release lets the client of the only connection have what was held.
+func (p *proxy) release() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held.WriteTo(p.conns[0])
+	p.held = nil
+}
 
 func (p *proxy) setMute(m bool) { p.mu.Lock(); defer p.mu.Unlock(); p.mute = m }
 
@@ -362,11 +403,12 @@ func fakeEngine(t *testing.T, node string, incarnation uint64) *fake {
 }
 
 func (f *fake) Link(st wire.Peer_LinkServer) error {
-	if _, err := st.Recv(); err != nil {
+	first, err := st.Recv()
+	if err != nil {
 		return err
 	}
 	f.mu.Lock()
-	f.cur = st
+	f.cur, f.heard = st, append(f.heard, first.GetFrames()...)
 	st.Send(&wire.Batch{Frames: []*wire.Frame{{Frame: &wire.Frame_Hello{Hello: f.hello}}}})
 	f.mu.Unlock()
 	for {
@@ -378,6 +420,18 @@ func (f *fake) Link(st wire.Peer_LinkServer) error {
 		f.heard = append(f.heard, b.GetFrames()...)
 		f.mu.Unlock()
 	}
+}
+
+// attempts lists what the Hellos said.
+func (f *fake) attempts() (got []uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, w := range f.heard {
+		if h := w.GetHello(); h != nil {
+			got = append(got, h.GetAttempt())
+		}
+	}
+	return got
 }
 
 func (f *fake) send(frames ...*wire.Frame) {

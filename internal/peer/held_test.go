@@ -123,3 +123,22 @@ func TestEndpointGoneWhileDown(t *testing.T) {
 	})
 	checkOrder(t, b.all())
 }
+
+// A group that went while membership did not name its engine, and there was no stream, is reported gone
+// when the same incarnation is back.
+func TestGroupGoneWhileUnnamed(t *testing.T) {
+	a, b := start(t, fast("a", 7, socket(t))), start(t, fast("b", 1, socket(t)))
+	if err := a.AnnounceGroup(testGroup()); err != nil {
+		t.Fatal(err)
+	}
+	meet(a, b)
+	b.await("the group", func() bool { return len(b.find(GroupUp)) == 1 })
+	a.SetPeers(nil) // no redial
+	b.SetPeers(nil)
+	breakLink(a, "b")
+	b.await("not listed", func() bool { return len(b.Status().Peers) == 0 })
+	a.RemoveGroup(testGroup().Name, testGroup().Role)
+	meet(a, b)
+	b.await("the group to go", func() bool { return len(b.find(GroupGone)) == 1 })
+	checkOrder(t, b.all())
+}

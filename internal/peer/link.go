@@ -35,7 +35,8 @@ type link struct {
 	address  string
 	want     uint64 // incarnation in membership, 0: unknown
 	seen     uint64 // highest incarnation that said Hello
-	attempt  uint64 // highest Hello.attempt of that incarnation that was taken
+	turn     turn   // of the last stream of that incarnation that was taken
+	dialled  uint64 // last Hello.attempt that was said
 	since    time.Time
 	heard    int64  // UnixNano of the last batch of a stream that is over; 0: none yet
 	attempts uint64 // dials since the last Hello
@@ -95,19 +96,10 @@ func (k *link) admit(c *conn) *Refusal {
 		return &Refusal{Code: RefusedStale, Field: "hello.incarnation",
 			Detail: fmt.Sprintf("incarnation %d of %s is over, %d is known; if its state directory was lost, restart this engine", h.incarnation, k.node, newest)}
 	}
-	if !c.dialled && h.incarnation == k.seen && h.attempt <= k.attempt {
-		return &Refusal{Code: RefusedStale, Field: "hello.attempt", Detail: fmt.Sprintf("attempt %d came after attempt %d", h.attempt, k.attempt)}
+	if h.incarnation == k.seen && !c.turn().after(k.turn) {
+		return &Refusal{Code: RefusedDuplicate, Field: "hello.attempt", Detail: fmt.Sprintf("attempt %d came after attempt %d", h.attempt, k.turn.attempt)}
 	}
-	old := k.cur
-	if old == nil || h.incarnation > old.hello.incarnation || c.preferred() || !old.preferred() {
-		return nil
-	}
-	// Both dialled. The preferred stream stays, unless it is silent: then the peer has lost it and
-	// this side does not know yet.
-	if time.Since(time.Unix(0, old.heard.Load())) > 3*k.links.cfg.Beat {
-		return nil
-	}
-	return &Refusal{Code: RefusedDuplicate, Detail: "the stream that " + min(k.node, k.links.cfg.Node) + " dialled is alive"}
+	return nil
 }
 
 // install makes c the stream of this peer: the old one, if any, is Down first, then c says Hello, and
@@ -125,12 +117,7 @@ func (k *link) install(c *conn) *Refusal {
 	if old != nil {
 		k.heard = old.heard.Load()
 	}
-	if c.hello.incarnation > k.seen {
-		k.seen, k.attempt = c.hello.incarnation, 0
-	}
-	if !c.dialled {
-		k.attempt = c.hello.attempt
-	}
+	k.seen, k.turn = c.hello.incarnation, c.turn()
 	k.mu.Unlock()
 	if old != nil {
 		old.end("replaced by a newer stream")
@@ -213,7 +200,7 @@ func (k *link) logBad(err error) {
 	}
 }
 
-// run dials whenever there is an address and no stream, until the peer is neither named nor up.
+// run dials whenever membership names the peer, with an address, and there is no stream.
 func (k *link) run(ctx context.Context) {
 	cfg := &k.links.cfg
 	delay := time.Duration(0)
@@ -222,9 +209,7 @@ func (k *link) run(ctx context.Context) {
 		address, dialNow := k.address, k.named && k.address != "" && k.cur == nil
 		k.mu.Unlock()
 		if !dialNow {
-			if k.links.forget(k) {
-				return
-			}
+			delay = 0
 			select {
 			case <-ctx.Done():
 			case <-k.changed:
@@ -309,6 +294,8 @@ func (k *link) dial(ctx context.Context, address string) (up bool, refusal *Refu
 	l := k.links
 	k.mu.Lock()
 	k.attempts++
+	k.dialled = max(k.dialled, k.turn.attempt) + 1
+	attempt := k.dialled
 	k.mu.Unlock()
 	cc, seen, err := l.client(k.node, address)
 	if err != nil {
@@ -320,7 +307,7 @@ func (k *link) dial(ctx context.Context, address string) (up bool, refusal *Refu
 	timer := time.AfterFunc(l.cfg.Handshake, cancel)
 	defer timer.Stop()
 
-	st, first, pending, err := l.greet(ctx, cc, k.node)
+	st, first, pending, err := l.greet(ctx, cc, k.node, attempt)
 	if r := seen.refusal(); r != nil {
 		return false, r, nil
 	}
@@ -355,6 +342,7 @@ func (k *link) dial(ctx context.Context, address string) (up bool, refusal *Refu
 	if !timer.Stop() {
 		return false, nil, fmt.Errorf("dial %s: no Hello within %v", address, l.cfg.Handshake)
 	}
+	h.attempt = attempt
 	c := newConn(k, st, h, true, seen.String())
 	if refusal := k.install(c); refusal != nil {
 		if refusal.Code == RefusedStale {
@@ -368,13 +356,13 @@ func (k *link) dial(ctx context.Context, address string) (up bool, refusal *Refu
 }
 
 // greet opens the stream, says Hello and waits for the answer.
-func (l *Links) greet(ctx context.Context, cc *grpc.ClientConn, node string) (wire.Peer_LinkClient, *wire.Frame, []*wire.Frame, error) {
+func (l *Links) greet(ctx context.Context, cc *grpc.ClientConn, node string, attempt uint64) (wire.Peer_LinkClient, *wire.Frame, []*wire.Frame, error) {
 	st, err := wire.NewPeerClient(cc).Link(ctx)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	// A failed Send says only EOF; Recv has the reason.
-	_ = st.Send(&wire.Batch{Frames: []*wire.Frame{l.helloFrame(node, l.lastAttempt.Add(1))}})
+	_ = st.Send(&wire.Batch{Frames: []*wire.Frame{l.helloFrame(node, attempt)}})
 	first, pending, err := firstFrame(st)
 	return st, first, pending, err
 }

@@ -35,14 +35,15 @@ type Links struct {
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 
-	lastConn    atomic.Uint64
-	lastAttempt atomic.Uint64
-	strangers   atomic.Int64
-	rejected    atomic.Uint64
+	lastConn  atomic.Uint64
+	strangers atomic.Int64
+	rejected  atomic.Uint64
 
 	mu      sync.Mutex
 	closing bool
-	links   map[string]*link
+	// links has every peer that was ever named: the order of its streams and what the Sink holds of it must
+	// outlive a gap in membership.
+	links map[string]*link
 	announcements
 }
 
@@ -192,12 +193,15 @@ func (l *Links) SetPeers(peers []membership.Peer) {
 	for node, p := range named {
 		k := l.links[node]
 		if k == nil {
-			k = &link{links: l, node: node, changed: make(chan struct{}, 1), since: time.Now()}
+			k = &link{links: l, node: node, changed: make(chan struct{}, 1)}
 			l.links[node] = k
 			l.wg.Add(1)
 			go func() { defer l.wg.Done(); k.run(l.ctx) }()
 		}
 		k.mu.Lock()
+		if !k.named && k.cur == nil {
+			k.since, k.attempts, k.lastErr, k.refused, k.refusals = time.Now(), 0, "", false, nil
+		}
 		k.named, k.address, k.want = true, p.Address, p.Incarnation
 		k.mu.Unlock()
 		k.wake()
@@ -210,19 +214,6 @@ func (l *Links) SetPeers(peers []membership.Peer) {
 			k.wake()
 		}
 	}
-}
-
-// forget removes k if membership does not name it and it has no stream.
-func (l *Links) forget(k *link) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.named || k.cur != nil {
-		return false
-	}
-	delete(l.links, k.node)
-	return true
 }
 
 // lookup returns the link of a peer that membership names.
@@ -365,7 +356,9 @@ func (l *Links) Status() Status {
 		}
 	}
 	for _, k := range links {
-		s.Peers = append(s.Peers, k.status())
+		if p := k.status(); p.Named || p.State == "up" {
+			s.Peers = append(s.Peers, p)
+		}
 	}
 	slices.SortFunc(s.Peers, func(a, b PeerStatus) int { return strings.Compare(a.Node, b.Node) })
 	return s

@@ -4,8 +4,8 @@
 //
 // A Links dials the peers that membership names, accepts those that dial, keeps exactly one stream a
 // pair, and redials for ever. A lost stream proves nothing about the peer. Everything that arrives
-// is handed to Config.Sink in stream order: for each peer Hello, then anything else, then Down; an
-// older stream delivers nothing after a newer Hello.
+// is handed to Config.Sink in stream order: for each peer Hello, then anything else, then Down. What was
+// sent on an older stream arrives before the newer Hello, or never.
 package peer
 
 import (
@@ -174,7 +174,7 @@ const (
 	RefusedNode                               // the certificate, or the dialled name, is not the node that Hello claims
 	RefusedUnknown                            // membership does not name the node
 	RefusedStale                              // a newer incarnation of the node is known
-	RefusedDuplicate                          // another stream of this pair is alive; not a fault
+	RefusedDuplicate                          // a later stream of this pair came first; not a fault
 	RefusedHello                              // Hello is malformed; Field
 	RefusedFingerprint                        // a group's layout cannot be mapped; Group, PeerGroup, Field
 	RefusedClosing                            // the engine is stopping

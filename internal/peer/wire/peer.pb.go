@@ -504,8 +504,9 @@ type Hello struct {
 	HostId      string     `protobuf:"bytes,4,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"` // equal ids: the engines can share memory
 	Backends    []*Backend `protobuf:"bytes,5,rep,name=backends,proto3" json:"backends,omitempty"`           // in order of preference
 	Features    []string   `protobuf:"bytes,6,rep,name=features,proto3" json:"features,omitempty"`
-	// Dialler only: 1, 2, 3 … per incarnation and peer. The acceptor refuses what is not newer than the
-	// last one it took, so a delayed stream never replaces a later one.
+	// Dialler only: greater than every attempt, of either side, that the dialler knows of in this pair of
+	// incarnations. Both sides take streams only in this order, and among equals that of the smaller
+	// node name is later; any other is refused as a duplicate, or dropped by its dialler.
 	Attempt uint64 `protobuf:"varint,7,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// Dialler only: the node that it believes it reached.
 	To            string `protobuf:"bytes,8,opt,name=to,proto3" json:"to,omitempty"`
