@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -85,8 +86,9 @@ func (e *engine) pause(t *testing.T, d time.Duration) {
 	e.signal(t, unix.SIGCONT)
 }
 
-// freeze stops a process that nobody here waits for. It is killed at the end of the test, if it is still
-// there: by a descriptor, since its number may be another's by then.
+// freeze stops a process that nobody here waits for, and returns when all its threads stand still: the kernel wakes
+// and ends a stopped group whose parent dies only if it stands by then. It is killed at the end of the test, if it
+// is still there: by a descriptor, since its number may be another's by then.
 func freeze(t *testing.T, pid int) {
 	t.Helper()
 	fd, err := unix.PidfdOpen(pid, 0)
@@ -98,6 +100,15 @@ func freeze(t *testing.T, pid int) {
 		unix.Close(fd)
 	})
 	must(t, unix.PidfdSendSignal(fd, unix.SIGSTOP, nil, 0))
+	eventually(t, "a process that stands still", func() bool {
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		for _, thread := range threads {
+			if b, err := os.ReadFile(thread); err == nil && !strings.Contains(string(b), ") T ") {
+				return false
+			}
+		}
+		return len(threads) > 0
+	})
 }
 
 // TestEngineKilledBesideAStoppedPlugin left that plugin behind, stopped, when it failed.
