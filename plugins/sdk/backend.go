@@ -59,6 +59,8 @@ type Start struct {
 	Logf func(level contract.Log_Level, format string, args ...any)
 	// Fatal ends the process with a Fault that the host shows. For what makes the epoch useless.
 	Fatal func(err error)
+	// Over is closed when the session ends: calls that wait for somebody else then return.
+	Over <-chan struct{}
 }
 
 // Backend moves bytes. The SDK calls Start first and Close last; everything else may be called from
@@ -72,7 +74,8 @@ type Backend interface {
 	// AddRegion makes memory known. The SDK has mapped it (Region.Bytes), populated it and run the
 	// canary. RegionReady follows a nil return.
 	AddRegion(r *Region) error
-	// RemoveRegion forgets it; the SDK unmaps afterwards. No op on it is unquiet.
+	// RemoveRegion forgets it; the SDK unmaps afterwards. No op on it is unquiet. It returns when no other process
+	// to which the backend gave the memory maps it any more, however long that takes, or when the session is over.
 	RemoveRegion(r *Region)
 	// AddPeer makes a remote plugin epoch known. It may connect now (declare Busy) or lazily.
 	AddPeer(p *Peer) (contract.Lane, error)

@@ -19,7 +19,8 @@ import (
 // TestMain runs a backend instead of the tests when the process tests start this binary as a plugin.
 func TestMain(m *testing.M) {
 	if os.Getenv("SDK_TEST_PLUGIN") != "" {
-		sdk.Main(&script{transfer: copyAll})
+		pause, _ := time.ParseDuration(os.Getenv("SDK_TEST_CLOSE"))
+		sdk.Main(&script{transfer: copyAll, closing: pause})
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -31,22 +32,24 @@ type options struct {
 
 // script is a backend whose calls a test fills in; nil ones succeed.
 type script struct {
-	info       sdk.Info
-	config     options
-	start      func(sdk.Start) error
-	addRegion  func(*sdk.Region) error
-	addPeer    func(*sdk.Peer) (contract.Lane, error)
-	transfer   func(*script, *sdk.Op)
-	accept     func(*sdk.Peer) error
-	revoke     func(*sdk.Grant) bool
-	grant      func(*sdk.Grant) error
-	fence      func(context.Context) contract.FenceResult
-	addRemote  func(*sdk.RemoteRegion) error
-	s          sdk.Start
-	regions    sync.Map
-	peersOpen  atomic.Int32
-	remoteOpen atomic.Int32
-	closed     atomic.Bool
+	info         sdk.Info
+	config       options
+	start        func(sdk.Start) error
+	addRegion    func(*sdk.Region) error
+	removeRegion func(*sdk.Region)
+	addPeer      func(*sdk.Peer) (contract.Lane, error)
+	transfer     func(*script, *sdk.Op)
+	accept       func(*sdk.Peer) error
+	revoke       func(*sdk.Grant) bool
+	grant        func(*sdk.Grant) error
+	fence        func(context.Context) contract.FenceResult
+	addRemote    func(*sdk.RemoteRegion) error
+	s            sdk.Start
+	regions      sync.Map
+	peersOpen    atomic.Int32
+	remoteOpen   atomic.Int32
+	closing      time.Duration // what Close takes
+	closed       atomic.Bool
 }
 
 var allFeatures = []string{sdk.FeatureReceiverChecked, sdk.FeatureByteProgress, sdk.FeatureFencePeer, sdk.FeatureStrided, sdk.FeatureLayerRange}
@@ -81,7 +84,12 @@ func (b *script) AddRegion(r *sdk.Region) error {
 	return nil
 }
 
-func (b *script) RemoveRegion(r *sdk.Region) { b.regions.Delete(r.ID) }
+func (b *script) RemoveRegion(r *sdk.Region) {
+	if b.removeRegion != nil {
+		b.removeRegion(r)
+	}
+	b.regions.Delete(r.ID)
+}
 
 func (b *script) AddPeer(p *sdk.Peer) (contract.Lane, error) {
 	b.peersOpen.Add(1)
@@ -93,8 +101,12 @@ func (b *script) AddPeer(p *sdk.Peer) (contract.Lane, error) {
 
 func (b *script) RemovePeer(*sdk.Peer) { b.peersOpen.Add(-1) }
 func (b *script) Transfer(op *sdk.Op)  { b.transfer(b, op) }
-func (b *script) Close() error         { b.closed.Store(true); return nil }
-func (b *script) Unaccept(*sdk.Peer)   {}
+func (b *script) Close() error {
+	time.Sleep(b.closing)
+	b.closed.Store(true)
+	return nil
+}
+func (b *script) Unaccept(*sdk.Peer) {}
 func (b *script) Counters() map[string]uint64 {
 	return map[string]uint64{sdk.CounterLateRefused: 7, "other": 1}
 }

@@ -170,7 +170,17 @@ func serve(s *Session) int {
 		case <-time.After(hostGoneWait):
 		}
 	}
-	if err := s.Close(); err != nil {
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close() }()
+	select {
+	case err = <-closed:
+	case err := <-hostGone:
+		return gone(err)
+	}
+	if hungUp(sock) { // though nobody has told yet: a dead host ends no children of ours
+		return gone(io.EOF)
+	}
+	if err != nil {
 		fmt.Fprintf(stderr, "%s: %v\n", s.info.Name, err)
 		return exitFault
 	}
@@ -202,6 +212,13 @@ func controlSocket() (int, error) {
 	}
 	unix.CloseOnExec(fd)
 	return fd, nil
+}
+
+// hungUp tells whether the other end of a socketpair is closed.
+func hungUp(sock int) bool {
+	p := []unix.PollFd{{Fd: int32(sock)}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n == 1 && p[0].Revents&unix.POLLHUP != 0
 }
 
 // receiveDescriptors reads the control socketpair until the host is gone. A message that is not 8

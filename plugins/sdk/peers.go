@@ -206,7 +206,7 @@ func (s *Session) tryRemovePeer(p *peerState) {
 		return
 	}
 	p.busy, p.ready = true, false
-	s.job(jobPeer, func() func() {
+	s.job(jobRemove, func() func() {
 		err := s.disconnect(p)
 		return func() {
 			if err != nil {

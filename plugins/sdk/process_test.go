@@ -205,6 +205,23 @@ func TestHostGone(t *testing.T) {
 	}
 }
 
+// TestHostGoneLate: the end of a session is the first that a plugin sees of the death of its host when the
+// machine is busy. It went on to close in good order, and left its children running.
+func TestHostGoneLate(t *testing.T) {
+	t.Setenv("SDK_TEST_CLOSE", "1m")
+	p := startProcess(t)
+	p.open()
+	if err := p.session.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(250 * time.Millisecond) // longer than the plugin waits for the reason
+	unix.Close(p.ctrl)
+	p.ctrl = -1
+	if code := p.exit(); code != 3 || !strings.Contains(p.stderr.String(), "the engine is gone") {
+		t.Errorf("exit code %d: %s", code, p.stderr.String())
+	}
+}
+
 func TestSignals(t *testing.T) {
 	p := startProcess(t)
 	p.open()

@@ -318,7 +318,7 @@ func (s *Session) tryRemoveRegion(r *regionState) {
 		return
 	}
 	r.busy, r.ready = true, false
-	s.job(jobRegion, func() func() {
+	s.job(jobRemove, func() func() {
 		err := s.removeRegion(&r.Region)
 		r.unmap()
 		return func() {

@@ -227,6 +227,9 @@ func (s *Session) Handshake(_ context.Context, req *contract.HandshakeRequest) (
 	if !s.state.CompareAndSwap(stateNew, stateShaking) {
 		return nil, errors.New("handshake: called twice in one process")
 	}
+	if b, ok := s.backend.(interface{ Unusable() error }); ok { // there is nothing to describe
+		return &contract.HandshakeResponse{Error: b.Unusable().Error()}, nil
+	}
 	resp, err := s.describe()
 	if err != nil {
 		return &contract.HandshakeResponse{Error: fmt.Sprintf("plugin %q is built wrong: %v", s.info.Name, err)}, nil
@@ -268,7 +271,7 @@ func (s *Session) start(req *contract.HandshakeRequest) (endpoint []byte, err er
 	return s.backend.Start(s.ctx, Start{
 		Node: req.GetNode(), Incarnation: req.GetIncarnation(), Epoch: req.GetEpoch(),
 		HostID: req.GetHostId(), RuntimeDir: req.GetRuntimeDir(), Config: config,
-		Busy: s.declareBusy, Logf: s.logf, Fatal: s.fatal,
+		Busy: s.declareBusy, Logf: s.logf, Fatal: s.fatal, Over: s.over,
 	})
 }
 
@@ -546,6 +549,7 @@ type jobKind int
 const (
 	jobRegion jobKind = iota
 	jobPeer
+	jobRemove // of regions and peers
 	jobGrant
 	jobFence
 	jobStats
@@ -553,7 +557,9 @@ const (
 )
 
 func newSems() (sems [jobKinds]chan struct{}) {
-	for i, n := range [jobKinds]int{jobRegion: 4, jobPeer: 16, jobGrant: 64, jobFence: 16, jobStats: 1} {
+	// A removal lasts as long as somebody else holds what is removed: as many as there are may wait, so that one peer
+	// which stands still holds up nobody else's.
+	for i, n := range [jobKinds]int{jobRegion: 4, jobPeer: 16, jobRemove: 1 << 20, jobGrant: 64, jobFence: 16, jobStats: 1} {
 		sems[i] = make(chan struct{}, n)
 	}
 	return sems

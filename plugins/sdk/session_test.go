@@ -607,3 +607,24 @@ func TestSlowHost(t *testing.T) {
 	}
 	served.Wait()
 }
+
+// TestRemovalsThatLast: a region that somebody still maps is not said to be removed, and holds up no other.
+func TestRemovalsThatLast(t *testing.T) {
+	const stuck = 20
+	b := &script{}
+	b.removeRegion = func(r *sdk.Region) {
+		if r.ID <= stuck {
+			<-b.s.Over
+		}
+	}
+	h := sdktest.New(t, b)
+	for range stuck {
+		h.Send(regionRemove(h.AddRegion(pageSize).ID))
+	}
+	h.RemoveRegion(h.AddRegion(pageSize))
+	for _, e := range h.Events() {
+		if id := e.GetRegionRemoved().GetRegion(); id != 0 && id <= stuck {
+			t.Errorf("region %d is said to be removed", id)
+		}
+	}
+}

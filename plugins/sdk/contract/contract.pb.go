@@ -1301,10 +1301,11 @@ func (x *Runs) GetStride() []uint32 {
 }
 
 // RegionAdd (host). The descriptors come on the control socketpair as one SEQPACKET message: 8
-// bytes little-endian region id, then SCM_RIGHTS [memory descriptor, lease]. Either may arrive
-// first; the plugin waits for both. The plugin MUST map the region MAP_SHARED with MADV_DONTFORK,
-// populate it, run the canary, keep the lease open as long as anything of it may touch the region,
-// and answer RegionReady or RegionFailed. No op names a region before RegionReady.
+// bytes little-endian region id, then SCM_RIGHTS [memory descriptor, lease], or [lease] when the
+// memory is opened by `handle`. Either may arrive first; the plugin waits for both. The plugin MUST
+// map the region MAP_SHARED with MADV_DONTFORK, populate it, run the canary, keep the lease open as
+// long as anything of it may touch the region, and answer RegionReady or RegionFailed. No op names a
+// region before RegionReady.
 type RegionAdd struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Region uint64                 `protobuf:"varint,1,opt,name=region,proto3" json:"region,omitempty"` // never reused within an engine incarnation

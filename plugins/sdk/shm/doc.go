@@ -13,7 +13,8 @@
 //
 // Whoever maps a region holds its descriptor and its lease, so that the engine that owns the memory
 // sees for itself when nobody can write to it any more. A peer that dies takes its mappings with it; one
-// that hangs delays the removal of a region by at most WithdrawBound.
+// that hangs delays the removal of a region for as long as it does: a mapping that is there is not denied on a
+// timer.
 //
 // # Wire protocol, version 1
 //

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// WithdrawBound is how long RemoveRegion and Unaccept wait for the peers to let go of what they map.
-	// It is longer than an engine lets a plugin be silent before it kills it.
-	WithdrawBound = 15 * time.Second
+	// lateBound is how long peers may take to let go of what they map before they are named in the log. It is
+	// longer than an engine lets a plugin be silent before it kills it.
+	lateBound = 15 * time.Second
 	// admitBound is how long a writer that connects waits for the PeerAccept that names it, after it took
 	// at most as long to say who it is.
 	admitBound = 5 * time.Second
@@ -39,7 +39,7 @@ type Share struct {
 	path     string
 	listener *net.UnixListener
 	closing  chan struct{}
-	withdraw time.Duration // WithdrawBound
+	late     time.Duration // lateBound
 	admit    time.Duration // admitBound
 	running  sync.WaitGroup
 
@@ -72,7 +72,7 @@ func Listen(s sdk.Start) (*Share, error) {
 		return nil, fmt.Errorf("shm: %w", err)
 	}
 	share := &Share{
-		start: s, path: path, listener: l, closing: make(chan struct{}), withdraw: WithdrawBound, admit: admitBound, regions: map[uint64]*sdk.Region{},
+		start: s, path: path, listener: l, closing: make(chan struct{}), late: lateBound, admit: admitBound, regions: map[uint64]*sdk.Region{},
 		writers: map[uint32]hello{}, admitted: make(chan struct{}), inbound: map[*inbound]struct{}{},
 		remotes: map[*Remote]struct{}{}, counts: map[string]uint64{},
 	}
@@ -96,16 +96,12 @@ func (s *Share) AddRegion(r *sdk.Region) error {
 	return nil
 }
 
-// RemoveRegion is Withdraw; what a peer did not let go of is logged.
-func (s *Share) RemoveRegion(r *sdk.Region) {
-	if err := s.Withdraw(r); err != nil {
-		s.logf(contract.Log_LEVEL_ERROR, "%v", err)
-	}
-}
+// RemoveRegion is Withdraw.
+func (s *Share) RemoveRegion(r *sdk.Region) { _ = s.Withdraw(r) }
 
 // Withdraw takes the region away from all peers. When it returns nil no peer maps it any more: each has
-// said so, or its process is gone. It waits at most WithdrawBound; the error names the processes that
-// still map the region. Their leases go on telling the engine.
+// said so, or its process is gone. No time proves that (R4), so it waits as long as that takes: a peer that
+// stands still is named in the log, and ended by its own engine. The error is the end of the session.
 func (s *Share) Withdraw(r *sdk.Region) error {
 	s.mu.Lock()
 	delete(s.regions, r.ID)
@@ -115,8 +111,6 @@ func (s *Share) Withdraw(r *sdk.Region) error {
 	}
 	s.mu.Unlock()
 
-	timeout := time.NewTimer(s.withdraw)
-	defer timeout.Stop()
 	var gone []<-chan struct{}
 	var pids []int32
 	for _, c := range conns {
@@ -125,31 +119,27 @@ func (s *Share) Withdraw(r *sdk.Region) error {
 			gone, pids = append(gone, ch), append(pids, c.pid)
 		}
 	}
-	if late := await(timeout.C, gone, pids); len(late) != 0 {
-		s.count("withdraw_late", 1)
-		return fmt.Errorf("shm: region %d is still mapped by processes %v after %v; they have to end before its memory is free", r.ID, late, s.withdraw)
-	}
-	return nil
+	return s.await(fmt.Sprintf("region %d", r.ID), gone, pids)
 }
 
-// await returns the process ids whose channel was not closed in time.
-func await(timeout <-chan time.Time, gone []<-chan struct{}, pids []int32) (late []int32) {
-	for i, ch := range gone {
+// await returns when all channels are closed, or the session is over. Who lets lateBound pass is logged.
+func (s *Share) await(what string, gone []<-chan struct{}, pids []int32) error {
+	late := time.NewTimer(s.late)
+	defer late.Stop()
+	for i := 0; i < len(gone); {
 		select {
-		case <-ch:
-			continue
-		default:
+		case <-gone[i]:
+			i++
+		case <-late.C:
+			s.count("withdraw_late", 1)
+			s.logf(contract.Log_LEVEL_ERROR, "shm: %s: process %d, at least, has not let go of it after %v; its engine ends one that stands still", what, pids[i], s.late)
+		case <-s.start.Over:
+			return errClosed
+		case <-s.closing:
+			return errClosed
 		}
-		if late == nil {
-			select {
-			case <-ch:
-				continue
-			case <-timeout:
-			}
-		}
-		late = append(late, pids[i])
 	}
-	return late
+	return nil
 }
 
 // Accept admits a writer.
@@ -167,7 +157,7 @@ func (s *Share) Accept(p *sdk.Peer) error {
 	return nil
 }
 
-// Unaccept dismisses the writer and waits, at most WithdrawBound, until it maps nothing any more.
+// Unaccept dismisses the writer and waits, as Withdraw does, until it maps nothing any more.
 func (s *Share) Unaccept(p *sdk.Peer) {
 	s.mu.Lock()
 	delete(s.writers, p.Handle)
@@ -180,12 +170,7 @@ func (s *Share) Unaccept(p *sdk.Peer) {
 		}
 	}
 	s.mu.Unlock()
-	timeout := time.NewTimer(s.withdraw)
-	defer timeout.Stop()
-	if late := await(timeout.C, gone, pids); len(late) != 0 {
-		s.count("withdraw_late", 1)
-		s.logf(contract.Log_LEVEL_ERROR, "shm: dismissed writer %s (peer %d) has not let go after %v: processes %v", p.Node, p.Handle, s.withdraw, late)
-	}
+	_ = s.await(fmt.Sprintf("what writer %s (peer %d) maps", p.Node, p.Handle), gone, pids)
 }
 
 // AddPeer dials the peer and keeps the Remote in p.Data.

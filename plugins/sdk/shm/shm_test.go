@@ -349,8 +349,14 @@ func stop(t *testing.T, cmd *exec.Cmd) {
 	}
 }
 
-// A writer that is stopped delays a removal by the bound; one that is killed by nothing.
+// A writer that is stopped delays a removal until it runs again or is dead: no time is a proof that it lets go.
 func TestStoppedWriter(t *testing.T) {
+	for name, signal := range map[string]unix.Signal{"goes on": unix.SIGCONT, "dies": unix.SIGKILL} {
+		t.Run(name, func(t *testing.T) { testStoppedWriter(t, signal) })
+	}
+}
+
+func testStoppedWriter(t *testing.T, signal unix.Signal) {
 	s := share(t, 2)
 	mem, reg := region(t, s, 1, page)
 	_ = s.Accept(writerPeer(7))
@@ -359,18 +365,44 @@ func TestStoppedWriter(t *testing.T) {
 		t.Fatal("the bytes are not there")
 	}
 	stop(t, cmd)
-	s.withdraw = 100 * time.Millisecond
-	err := s.Withdraw(reg)
-	if err == nil || !strings.Contains(err.Error(), fmt.Sprint(cmd.Process.Pid)) {
-		t.Errorf("Withdraw with a stopped writer: %v", err)
+	s.late = 50 * time.Millisecond
+	withdrawn := make(chan error, 1)
+	go func() { withdrawn <- s.Withdraw(reg) }()
+	eventually(t, "the writer is late", func() bool { return s.Counters()["shm.withdraw_late"] == 1 })
+	select {
+	case err := <-withdrawn:
+		t.Fatalf("Withdraw with a stopped writer: %v", err)
+	case <-time.After(4 * s.late):
 	}
-	s.withdraw = WithdrawBound
-	_ = cmd.Process.Kill()
-	if err := s.Withdraw(reg); err != nil {
-		t.Errorf("Withdraw with a dead writer: %v", err)
+	_ = cmd.Process.Signal(signal)
+	select {
+	case err := <-withdrawn:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(sdktest.Wait):
+		t.Error("Withdraw does not return")
 	}
-	if s.Counters()["shm.withdraw_late"] != 1 {
-		t.Errorf("counters %v", s.Counters())
+}
+
+// The end of the session ends the wait for a stopped writer.
+func TestStoppedWriterAtTheEnd(t *testing.T) {
+	s := share(t, 2)
+	over := make(chan struct{})
+	s.start.Over = over
+	_, reg := region(t, s, 1, page)
+	_ = s.Accept(writerPeer(7))
+	stop(t, writerProcess(t, s))
+	withdrawn := make(chan error, 1)
+	go func() { withdrawn <- s.Withdraw(reg) }()
+	close(over)
+	select {
+	case err := <-withdrawn:
+		if err == nil {
+			t.Error("Withdraw says that nobody maps the region")
+		}
+	case <-time.After(sdktest.Wait):
+		t.Error("Withdraw does not return")
 	}
 }
 
