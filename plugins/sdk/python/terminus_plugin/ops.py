@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import time
 import traceback
@@ -30,12 +31,17 @@ class Recent:
 
     def __init__(self, n: int):
         self._n = n
-        self._ids: "dict[int, None]" = {}  # in the order of add
+        self._ids: "set[int]" = set()
+        # Not a dict for both: to find the oldest key of one it walks over all those deleted before it.
+        self._order: "collections.deque[int]" = collections.deque()
 
     def add(self, i: int) -> None:
-        self._ids[i] = None
-        if len(self._ids) > self._n:
-            del self._ids[next(iter(self._ids))]
+        if i in self._ids:
+            return
+        if len(self._order) == self._n:
+            self._ids.remove(self._order.popleft())
+        self._ids.add(i)
+        self._order.append(i)
 
     def __contains__(self, i: int) -> bool:
         return i in self._ids

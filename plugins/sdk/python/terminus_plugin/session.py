@@ -26,7 +26,7 @@ DEFAULT_OPS = 8192  # ops outstanding, when the author names no limit
 DEFAULT_CONCURRENCY = 16
 MAX_TABLE = 1 << 16  # regions, pools, peers, plans, descriptors that wait for their RegionAdd
 BEAT_EVERY = 1.0
-CLOSE_BOUND = 2.0
+CLOSE_BOUND = 1.5  # the host kills after 2 s, and the reason has to be on stderr by then
 MAX_ENDPOINT = 64 << 10
 MAX_FRAME = 1 << 20
 
@@ -315,7 +315,7 @@ class Session(Regions, Peers, Ops):
         self.end(RuntimeError(f"the backend gave up: {reason}"))
 
     def close(self) -> None:
-        """End the session, wait for the backend's running calls (2 s), close the backend and unmap the
+        """End the session, wait for the backend's running calls (CLOSE_BOUND), close the backend and unmap the
         regions. Regions stay mapped when a call of the backend does not return. Raises what went wrong."""
         self.end(None)
         deadline = time.monotonic() + CLOSE_BOUND
@@ -329,7 +329,7 @@ class Session(Regions, Peers, Ops):
             self.backend.close()
         if not idle:
             raise TimeoutError(
-                f"close: calls of backend {self.info.name} did not return within {CLOSE_BOUND:.0f} s "
+                f"close: calls of backend {self.info.name} did not return within {CLOSE_BOUND:g} s "
                 "of the end of the session"
             )
         self.unmap_all()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 
 import terminus_plugin as tp
 
@@ -30,6 +31,9 @@ class Backend(tp.Backend):
     def add_region(self, r):
         if MODE == "fatal":
             self.s.fatal("the device fell off the bus")
+        if MODE == "stuck":
+            print("registering", flush=True)
+            threading.Event().wait()
 
     def add_peer(self, p):
         return tp.Lane.SHM

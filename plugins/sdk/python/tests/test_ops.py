@@ -258,7 +258,23 @@ class TestOps(Case):
         r = ops.Recent(3)
         for i in range(5):
             r.add(i)
+        r.add(3)  # again
         self.assertEqual([i in r for i in range(5)], [False, False, True, True, True])
+
+    def test_recent_costs_the_same_whatever_its_size(self):
+        def once(n):
+            r = ops.Recent(n)
+            for i in range(n):
+                r.add(i)
+            began = time.thread_time()
+            for i in range(n, n + 20_000):
+                r.add(i)
+            return time.thread_time() - began
+
+        def cost(n):
+            return min(once(n) for _ in range(3))
+
+        self.assertLess(cost(1 << 14), 5 * cost(1 << 6))
 
     def test_drain(self):
         gate = threading.Event()

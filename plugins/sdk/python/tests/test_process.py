@@ -14,8 +14,8 @@ import unittest
 import grpc
 
 from terminus_plugin import contract_pb2 as pb
-from terminus_plugin.process import COOKIE_KEY, COOKIE_VALUE, SERVICE
-from terminus_plugin.session import SDK_VERSION
+from terminus_plugin.process import COOKIE_KEY, COOKIE_VALUE, SERVICE, STOP_GRACE
+from terminus_plugin.session import CLOSE_BOUND, SDK_VERSION
 
 from .host import PATIENCE, Memory
 
@@ -224,6 +224,36 @@ class TestProcess(unittest.TestCase):
         p.handshake()
         p.child.send_signal(signal.SIGTERM)
         self.assertEqual((p.wait(), p.errors()), (1, "modes: cannot close\n"))
+
+    def test_close_of_a_call_that_does_not_return(self):
+        """The reason is said before the host loses its patience and kills."""
+        self.assertLess(CLOSE_BOUND + 2 * STOP_GRACE, 2)
+        p = self.start("stuck")
+        p.handshake()
+        m = Memory(4096)
+        self.addCleanup(m.close)
+        fds = m.descriptors()
+        socket.send_fds(p.control, [(5).to_bytes(8, "little")], fds)
+        for fd in fds:
+            os.close(fd)
+        gate = threading.Event()
+        self.addCleanup(gate.set)
+
+        def requests():
+            yield pb.HostFrame(
+                events=[pb.HostEvent(region_add=pb.RegionAdd(region=5, kind=1, size=4096, no_canary=True))]
+            )
+            gate.wait(PATIENCE)
+
+        call = p.stream("Session", requests())  # dropped, it would be cancelled
+        deadline = time.monotonic() + PATIENCE
+        while "registering" not in p.errors():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+        p.call("/plugin.GRPCController/Shutdown")
+        self.assertEqual(p.wait(), 1)
+        call.cancel()
+        self.assertIn("modes: close: calls of backend modes did not return within 1.5 s", p.errors())
 
     def test_wrong_start(self):
         cases = (
