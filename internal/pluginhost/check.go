@@ -15,28 +15,25 @@ var contractVersions = []uint32{sdk.ContractVersion}
 
 // checkHandshake returns an error that wraps ErrRefused when the plugin cannot be used.
 func checkHandshake(r *contract.HandshakeResponse, features []string) error {
-	refuse := func(format string, args ...any) error {
-		return fmt.Errorf("%w: %s", ErrRefused, fmt.Sprintf(format, args...))
-	}
 	switch {
 	case r.Error != "":
-		return refuse("%s", r.Error)
+		return refusedf("%s", r.Error)
 	case !slices.Contains(contractVersions, r.Version):
-		return refuse("it chose contract version %d, this engine speaks %v", r.Version, contractVersions)
+		return refusedf("it chose contract version %d, this engine speaks %v", r.Version, contractVersions)
 	case !nameRE.MatchString(r.Name):
-		return refuse("its name %q is not [a-z][a-z0-9-]*, at most 32 bytes", r.Name)
+		return refusedf("its name %q is not [a-z][a-z0-9-]*, at most 32 bytes", r.Name)
 	case len(r.Kinds) == 0:
-		return refuse("it serves no kind (HandshakeResponse.kinds is empty)")
+		return refusedf("it serves no kind (HandshakeResponse.kinds is empty)")
 	case len(r.Endpoint) > sdk.MaxEndpoint:
-		return refuse("its endpoint has %d bytes, the limit is %d", len(r.Endpoint), sdk.MaxEndpoint)
+		return refusedf("its endpoint has %d bytes, the limit is %d", len(r.Endpoint), sdk.MaxEndpoint)
 	}
 	for _, f := range r.RequiredFeatures {
 		if !slices.Contains(features, f) {
-			return refuse("it needs the feature %q, which this engine does not have (it has %v)", f, features)
+			return refusedf("it needs the feature %q, which this engine does not have (it has %v)", f, features)
 		}
 	}
 	if field := badEnum(r.ProtoReflect()); field != "" {
-		return refuse("HandshakeResponse.%s has an undefined enum value", field)
+		return refusedf("HandshakeResponse.%s has an undefined enum value", field)
 	}
 	return nil
 }

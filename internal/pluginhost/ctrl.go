@@ -37,7 +37,8 @@ func newCtrl() (c *ctrl, child *os.File, err error) {
 	return &ctrl{conn: conn.(*net.UnixConn), gone: make(chan struct{})}, child, nil
 }
 
-// sendRegion sends the region id with its two descriptors, without blocking.
+// sendRegion sends the region id with its two descriptors, without blocking; memory that is opened by a handle has
+// none of its own (mem below 0).
 func (c *ctrl) sendRegion(region uint64, mem, lease int) error {
 	raw, err := c.conn.SyscallConn()
 	if err != nil {
@@ -45,6 +46,9 @@ func (c *ctrl) sendRegion(region uint64, mem, lease int) error {
 	}
 	id := binary.LittleEndian.AppendUint64(nil, region)
 	rights := unix.UnixRights(mem, lease)
+	if mem < 0 {
+		rights = unix.UnixRights(lease)
+	}
 	var sendErr error
 	err = raw.Control(func(fd uintptr) {
 		for {

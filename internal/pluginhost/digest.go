@@ -8,13 +8,14 @@ import (
 // Digest hashes what a pin of this plugin (SHA256) would cover: the script of an interpreter, the module
 // of a guest, else the program. file is its path. It starts nothing; for reports and for who writes a pin.
 func (s *Spec) Digest() (file, sum string, err error) {
-	path := s.Script
+	what, path := "script", s.Script
 	if s.Wasm != "" {
-		path = s.Wasm
+		what, path = "module", s.Wasm
 	}
 	if path == "" {
+		what = "program"
 		if path, err = s.resolve(); err != nil {
-			return "", "", err
+			return "", "", fmt.Errorf("plugin %s: %w", s.Name, err)
 		}
 	}
 	if path, err = filepath.Abs(path); err != nil {
@@ -22,7 +23,7 @@ func (s *Spec) Digest() (file, sum string, err error) {
 	}
 	f, err := openRegular(path)
 	if err != nil {
-		return "", "", fmt.Errorf("plugin %s: %w", s.Name, err)
+		return "", "", fmt.Errorf("plugin %s: %w", s.Name, openError(what+" "+path, err))
 	}
 	defer f.Close()
 	if sum, err = hashFile(f); err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os/exec"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,6 +47,7 @@ type epoch struct {
 
 	mu    sync.Mutex
 	cause error           // of the first fail
+	dials error           // of the last dial that failed
 	fault *contract.Fault // to tell the plugin before it is killed
 	beat  time.Time       // of the last beat, moved on by pauses of our own
 	busy  []*contract.Busy
@@ -86,8 +88,9 @@ func (p *Plugin) newEpoch() (*epoch, error) {
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	env := append(p.spec.environment(), tokenEnv+"="+dir.token)
 	e.proc = newProcess(p.spec.Name, prog, env, dir.path, child, p.log)
+	e.proc.spawned = p.h.cfg.Spawned
 	if p.h.cfg.Linger > 0 {
-		e.proc.forOrphans = orphanWait
+		e.proc.forOrphans, e.proc.token = orphanWait, dir.token
 	}
 	e.client = goplugin.NewClient(e.clientConfig())
 	return e, nil
@@ -120,6 +123,9 @@ func (e *epoch) dial(ctx context.Context, _ string) (net.Conn, error) {
 	addr := e.proc.address()
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", addr)
 	if err != nil {
+		e.mu.Lock()
+		e.dials = err
+		e.mu.Unlock()
 		return nil, err
 	}
 	if err := e.proc.serves(conn.(*net.UnixConn)); err != nil {
@@ -163,15 +169,26 @@ func (e *epoch) start(stop <-chan struct{}) error {
 	timedOut := ctx.Err() == context.DeadlineExceeded || status.Code(err) == codes.DeadlineExceeded
 	e.awaitExit()
 	ended, pollution := e.proc.ended(), e.proc.pollution()
+	e.mu.Lock()
+	dials := e.dials
+	e.mu.Unlock()
 	switch {
 	case pollution != "":
 		err = fmt.Errorf("it printed %s on stdout in place of its handshake; stdout belongs to the handshake, print to stderr", quote(pollution))
+	case timedOut && e.proc.address() == "":
+		err = fmt.Errorf("no handshake within %s: it runs, and prints nothing on stdout; is it a plugin of this engine?", e.p.h.cfg.HandshakeTimeout)
 	case timedOut:
-		err = fmt.Errorf("no handshake within %s", e.p.h.cfg.HandshakeTimeout)
+		err = fmt.Errorf("no handshake within %s: it listens, and does not answer", e.p.h.cfg.HandshakeTimeout)
+	case ended != "" && e.proc.stderr.written() == 0:
+		err = fmt.Errorf("process ended before its handshake: %s; it wrote nothing to stderr", ended)
 	case ended != "":
 		err = fmt.Errorf("process ended before its handshake: %s", ended)
+	case dials != nil && status.Code(err) == codes.Unavailable:
+		err = fmt.Errorf("nobody answers at the socket that it named: %w", dials)
+	case strings.HasPrefix(err.Error(), "incompatible "): // of go-plugin's line
+		err = fmt.Errorf("%w; take the release of the plugin that was built for this engine", err)
 	}
-	return fmt.Errorf("start: %w%s", err, e.proc.said())
+	return fmt.Errorf("start: %w%s", err, e.proc.said(""))
 }
 
 func (e *epoch) connect(ctx context.Context) error {
@@ -269,10 +286,27 @@ func (e *epoch) violate(f *contract.Fault) {
 	e.fail(faultError(f))
 }
 
+// confess is fail for a plugin that says itself what is wrong with it. That explains what was seen of it
+// before: the end of its Control stream may arrive first.
+func (e *epoch) confess(f *contract.Fault) {
+	what := f.Detail
+	if f.Rule != "backend" { // that of an SDK, for what the author's code says
+		what = describe(f)
+	}
+	err := fmt.Errorf("the plugin gave up: %s", what)
+	e.mu.Lock()
+	if _, ok := e.cause.(symptom); ok {
+		e.cause = err
+	}
+	e.mu.Unlock()
+	e.fail(err)
+}
+
 func (e *epoch) live() bool { return e.isUp.Load() && !e.over.Load() }
 
-// exitWait is how long the end of a stream waits for the exit that explains it.
-const exitWait = 100 * time.Millisecond
+// exitWait is how long the end of a stream waits for the exit that explains it. A plugin of the SDK takes
+// 100 ms of it to find out whether its host is gone.
+const exitWait = 500 * time.Millisecond
 
 // awaitExit waits a moment for the process to have exited and its last output to be read.
 func (e *epoch) awaitExit() {
@@ -302,11 +336,16 @@ func (e *epoch) explain() error {
 	}
 	if _, ok := cause.(symptom); ok {
 		e.awaitExit()
+		e.mu.Lock()
+		cause = e.cause // it may have confessed
+		e.mu.Unlock()
+	}
+	if _, ok := cause.(symptom); ok {
 		if ended := e.proc.ended(); ended != "" {
 			cause = fmt.Errorf("process ended: %s", ended)
 		}
 	}
-	return fmt.Errorf("epoch %d: %w%s", e.n, cause, e.proc.said())
+	return fmt.Errorf("epoch %d: %w%s", e.n, cause, e.proc.said(cause.Error()))
 }
 
 // drain asks the plugin to finish what is open, and waits.

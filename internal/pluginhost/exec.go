@@ -16,26 +16,56 @@ import (
 // machines are the ELF machines of the architectures that an engine is built for.
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
-// openError says why a program cannot be opened, and what to do.
-func openError(path string, err error) error {
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("open program %s: %w; build it, or name the file that it is", path, err)
-	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("open program %s: %w; the engine runs as user %d, which has to be able to read it", path, err, os.Geteuid())
+// refused is an error that is ErrRefused, without its words.
+type refused struct{ error }
+
+func refusedf(format string, args ...any) error { return refused{fmt.Errorf(format, args...)} }
+
+func (r refused) Unwrap() error        { return r.error }
+func (r refused) Is(target error) bool { return target == ErrRefused }
+
+// cause is an error without the call and the path that the package os puts before it: the caller has said
+// which file it is about.
+func cause(err error) error {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		return pe.Err
 	}
-	return fmt.Errorf("open program %s: %w", path, err)
+	return err
+}
+
+// openError says why a file cannot be opened, and what to do. what names the file.
+func openError(what string, err error) error {
+	switch err = cause(err); {
+	case errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(what, interpreter):
+		return fmt.Errorf("%s: %w; install it, or name another one", what, err)
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%s: %w; build it, or name the file that it is", what, err)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%s: %w; the engine runs as user %d, which has to be able to read it", what, err, os.Geteuid())
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+const interpreter = "interpreter "
+
+// subject names the program at path, for errors.
+func (s *Spec) subject(path string) string {
+	if s.Script != "" {
+		return interpreter + path + " of script " + s.Script
+	}
+	return "program " + path
 }
 
 // checkMode says what keeps a file from being executed.
-func checkMode(path string, mode fs.FileMode) error {
+func checkMode(what string, mode fs.FileMode) error {
 	switch {
 	case mode.IsDir():
-		return fmt.Errorf("program %s is a directory, not an executable file; name the file in it", path)
+		return fmt.Errorf("%s is a directory, not an executable file; name the file in it", what)
 	case !mode.IsRegular():
-		return fmt.Errorf("program %s is not an executable file (mode %s)", path, mode)
+		return fmt.Errorf("%s is not an executable file (mode %s); name the program itself", what, mode)
 	case mode.Perm()&0o111 == 0:
-		return fmt.Errorf("program %s is not an executable file (mode %s); chmod +x it", path, mode)
+		return fmt.Errorf("%s is not an executable file (mode %s); chmod +x it", what, mode)
 	}
 	return nil
 }
@@ -44,13 +74,13 @@ func checkMode(path string, mode fs.FileMode) error {
 // failure, not before: some machines run programs of others. The next try would fail the same way.
 func (p *program) execError(err error) error {
 	path := p.file.Name()
-	switch {
+	switch err = cause(err); {
 	case errors.Is(err, unix.ENOEXEC):
-		return fmt.Errorf("%w: exec %s: %w; it is %s", ErrRefused, path, err, p.describe())
+		return refusedf("exec %s: %w; it is %s", path, err, p.describe())
 	case errors.Is(err, unix.ENOENT): // the file is open: it is the loader that is missing
-		return fmt.Errorf("%w: exec %s: its dynamic loader %s does not exist on this machine; link it statically (CGO_ENABLED=0), or build it here", ErrRefused, path, p.loader())
+		return refusedf("exec %s: its dynamic loader %s does not exist on this machine; link it statically (CGO_ENABLED=0), or build it here", path, p.loader())
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w: exec %s: %w; the user %d may not execute it, or its file system is mounted noexec", ErrRefused, path, err, os.Geteuid())
+		return refusedf("exec %s: %w; the user %d may not execute it, or its file system is mounted noexec", path, err, os.Geteuid())
 	}
 	return fmt.Errorf("exec %s: %w", path, err)
 }

@@ -8,10 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The ways in which a program cannot be started: one line with the cause and the fix, at once.
@@ -29,6 +32,10 @@ func TestProgramCannotRun(t *testing.T) {
 		other = elf.EM_X86_64
 	}
 	object := elfHeader(elf.ET_REL, machines[runtime.GOARCH])
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		name string
 		exec string
@@ -37,7 +44,8 @@ func TestProgramCannotRun(t *testing.T) {
 		{"absent", filepath.Join(dir, "absent"), []string{"no such file", "build it"}},
 		{"directory", dir, []string{"is a directory", "name the file"}},
 		{"not executable", write("plain", []byte("x"), 0o644), []string{"not an executable file", "chmod +x"}},
-		{"fifo", "/dev/null", []string{"not an executable file"}},
+		{"device", "/dev/null", []string{"not an executable file", "name the program itself"}},
+		{"fifo", fifo, []string{"not an executable file", "name the program itself"}},
 		{"another machine", write("foreign", elfHeader(elf.ET_EXEC, other), 0o755), []string{"exec format error", "built for " + other.String(), "GOARCH=" + runtime.GOARCH}},
 		{"object file", write("object.o", object, 0o755), []string{"ET_REL", "link it"}},
 		{"text", write("text", []byte("hello, world\n"), 0o755), []string{"exec format error", "no program"}},
@@ -49,13 +57,58 @@ func TestProgramCannotRun(t *testing.T) {
 			began := time.Now()
 			_, err := probe(t, Spec{Name: "a", Exec: c.exec}, 0)
 			wantText(t, err, append(c.says, "plugin a")...)
-			if strings.ContainsRune(err.Error(), '\n') {
-				t.Error("more than one line")
-			}
+			oneLine(t, err)
 			if d := time.Since(began); d > 10*time.Second {
 				t.Errorf("it took %v", d)
 			}
 		})
+	}
+}
+
+// A script whose interpreter cannot be started: the error names both.
+func TestInterpreterCannotRun(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string, mode os.FileMode) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	shim := write("python3", "#!/bin/sh\nexec /opt/python3 \"$@\"\n", 0o755)
+	for _, c := range []struct{ interpreter, says string }{
+		{"/no/such/python", "/no/such/python of script SCRIPT: no such file or directory; install it, or name another one"},
+		{"nosuchpython", "nosuchpython of script SCRIPT is neither beside the engine nor in PATH; give its full path"},
+		{dir, "of script SCRIPT is a directory"},
+		{write("plain", "x", 0o644), "of script SCRIPT is not an executable file (mode -rw-r--r--); chmod +x it"},
+		{shim, shim + " of script SCRIPT is a script itself"},
+	} {
+		script := write("backend.py", "#!"+c.interpreter+"\n", 0o755)
+		spec, err := ParseRef("exec:"+script, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = probe(t, spec, 0)
+		wantText(t, err, "plugin backend: interpreter ", strings.ReplaceAll(c.says, "SCRIPT", script))
+		oneLine(t, err)
+	}
+}
+
+// oneLine fails when an error has several lines, or says the same thing twice.
+func oneLine(t *testing.T, err error) {
+	t.Helper()
+	if strings.ContainsRune(err.Error(), '\n') {
+		t.Errorf("more than one line: %v", err)
+	}
+	seen := map[string]bool{}
+	for _, part := range regexp.MustCompile(`[:;] `).Split(err.Error(), -1) {
+		if seen[part] {
+			t.Errorf("%q is said twice: %v", part, err)
+		}
+		seen[part] = true
+	}
+	if strings.Contains(err.Error(), "/proc/self/fd") {
+		t.Errorf("the path of a descriptor: %v", err)
 	}
 }
 
@@ -103,10 +156,10 @@ func TestProbe(t *testing.T) {
 	}{
 		{"pollute", "on stdout in place of its handshake", false},
 		{"mute", "no handshake within", false},
-		{"no-answer", "no handshake within", false},
+		{"no-answer", "no handshake within 2s: it listens, and does not answer", false},
 		{"crash-at-start", "ended before its handshake", false},
 		{"new-version", "contract version", true},
-		{"refuses", "refused", true},
+		{"refuses", `plugin test: option ucx_tls: unknown transport "foo"`, true},
 	} {
 		t.Run(c.mode, func(t *testing.T) {
 			t.Parallel()
@@ -132,17 +185,17 @@ func TestProbeForeignPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	for script, says := range map[string]string{
-		"echo '2|1|unix|/tmp/x|grpc|'; sleep 100": "core API version with plugin. Plugin version: 2",
-		"echo '1|7|unix|/tmp/x|grpc|'; sleep 100": "Plugin version: 7",
-		"echo 'hello'; sleep 100":                 "it printed \"hello\" on stdout",
-		"echo; echo hello; sleep 100":             `it printed "\n" on stdout`,
-		"sleep 100":                               "no handshake within",
-		"exit 0":                                  "ended before its handshake: exit status 0",
+		"echo '2|1|unix|/tmp/x|grpc|'; sleep 100":                    "core API version with plugin. Plugin version: 2",
+		"echo '1|7|unix|/tmp/x|grpc|'; sleep 100":                    "Plugin version: 7, Client versions: [1]; take the release",
+		`echo "1|1|unix|$PLUGIN_UNIX_SOCKET_DIR/x|grpc|"; sleep 100`: "nobody answers at the socket that it named: dial unix ",
+		"echo 'hello'; sleep 100":                                    "it printed \"hello\" on stdout",
+		"echo; echo hello; sleep 100":                                `it printed "\n" on stdout`,
+		"sleep 100":                                                  "no handshake within 1s: it runs, and prints nothing on stdout",
+		"exit 0":                                                     "ended before its handshake: exit status 0; it wrote nothing to stderr",
+		"kill -SEGV $$":                                              "ended before its handshake: signal: segmentation fault; it wrote nothing to stderr",
 	} {
 		_, err := probe(t, Spec{Name: "a", Exec: sh, Args: []string{"-c", script}}, time.Second)
 		wantText(t, err, says, "plugin a")
-		if strings.ContainsRune(err.Error(), '\n') {
-			t.Error("more than one line")
-		}
+		oneLine(t, err)
 	}
 }

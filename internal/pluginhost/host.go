@@ -37,7 +37,8 @@ var (
 	// ErrStopped: the epoch or the plugin was ended by Stop, Restart or Host.Close.
 	ErrStopped = errors.New("stopped by the engine")
 	// ErrRefused: the plugin cannot serve here (bad option, wrong version, checksum mismatch). It is
-	// not restarted, since the next try would end the same way.
+	// not restarted, since the next try would end the same way. An error that is ErrRefused by errors.Is has
+	// the reason as its text.
 	ErrRefused = errors.New("plugin refused")
 	// ErrViolation: the plugin broke the contract; the text names rule and field.
 	ErrViolation = errors.New("plugin broke the contract")
@@ -67,6 +68,8 @@ type Config struct {
 	// back before it is judged. Called from the plugin's supervisor; for the conformance suite.
 	Asking   func(*contract.HandshakeRequest)
 	Answered func(*contract.HandshakeResponse)
+	// Spawned, if set, is told the id of each process as soon as it runs. For the conformance suite.
+	Spawned func(pid int)
 	// Once: a plugin whose start fails, or that is lost, is down, without a restart. For the conformance
 	// suite, one spawn of which is one launch.
 	Once bool

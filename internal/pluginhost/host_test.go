@@ -320,6 +320,7 @@ func TestLoss(t *testing.T) {
 	}{
 		{"crash", []string{"exit status 9", "segmentation violation in libnothing"}, nil},
 		{"gives-up", []string{"gave up", "fell off the bus"}, nil},
+		{"gives-up-last", []string{`epoch 1: the plugin gave up: fell off the bus; stderr ends with "test: loading"`}, nil},
 		{"ends-session", []string{"ended its session stream"}, nil},
 		{"closes-control", []string{"closed its control socket"}, nil},
 		{"grandchild-holds-stderr", []string{"signal: killed", "grandchild"}, nil},

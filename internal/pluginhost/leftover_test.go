@@ -64,6 +64,17 @@ func startHost(t *testing.T, mode, dir string) (host *exec.Cmd, plugin, child in
 	return cmd, plugin, child
 }
 
+// stopped tells whether every thread of a process stands still.
+func stopped(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, thread := range threads {
+		if b, err := os.ReadFile(thread); err == nil && !strings.Contains(string(b), ") T ") {
+			return false
+		}
+	}
+	return len(threads) > 0
+}
+
 // running tells a process from a zombie that nobody has reaped.
 func running(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -124,6 +135,8 @@ func TestHostKilled(t *testing.T) {
 			}
 			if c.stop {
 				syscall.Kill(plugin, syscall.SIGSTOP)
+				// The kernel looks at whether the group stands still when the host dies, not later.
+				eventually(t, "stopped plugin", func() bool { return stopped(plugin) })
 			}
 			cmd.Process.Kill()
 			cmd.Wait()

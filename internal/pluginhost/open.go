@@ -1,6 +1,7 @@
 package pluginhost
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -8,7 +9,7 @@ import (
 )
 
 // openRegular opens a file to be read or hashed. What is no file (a pipe, which would be waited for, or a
-// device, which has no end) is an error that names it.
+// device, which has no end) is an error. Callers make an openError of it, which names the file.
 func openRegular(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -18,9 +19,9 @@ func openRegular(path string) (*os.File, error) {
 	switch {
 	case err != nil:
 	case info.IsDir():
-		err = fmt.Errorf("%s is a directory; name the file in it", path)
+		err = errors.New("it is a directory; name the file in it")
 	case !info.Mode().IsRegular():
-		err = fmt.Errorf("%s is no regular file (mode %s); name the file itself", path, info.Mode())
+		err = fmt.Errorf("it is no regular file (mode %s); name the file itself", info.Mode())
 	}
 	if err != nil {
 		f.Close()

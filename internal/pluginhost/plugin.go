@@ -54,7 +54,7 @@ type Status struct {
 	Busy       []*contract.Busy
 	Queued     int      // events that wait for the Session stream
 	Exit       string   // how the live or last spawn's process ended, "" while it runs or when it was killed from here
-	Orphans    bool     // with Config.Linger: processes of its group outlived it, until they were killed
+	Orphans    bool     // with Config.Linger: descendants outlived it, until they were killed
 	RuntimeDir string   // of the live or last spawn; gone after Reaped
 	Stdout     string   // tail of the live or last spawn's stdout, its handshake line included
 	Stderr     string   // tail of its stderr
@@ -152,8 +152,8 @@ func (p *Plugin) SendControl(epoch uint32, events ...*contract.HostEvent) error 
 }
 
 // SendRegion hands a region's descriptors over on the control socketpair; RegionAdd goes by Send,
-// before or after. The kernel duplicates the descriptors: the caller keeps its own. It never blocks; a
-// socket buffer that is full is ErrFull.
+// before or after. The kernel duplicates the descriptors: the caller keeps its own. mem is -1 for memory that
+// is opened by RegionAdd.handle. It never blocks; a socket buffer that is full is ErrFull.
 func (p *Plugin) SendRegion(epoch uint32, region uint64, mem, lease int) error {
 	e, err := p.live(epoch)
 	if err != nil {

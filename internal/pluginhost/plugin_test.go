@@ -116,6 +116,7 @@ type testPlugin struct {
 	mode    string
 	regions chan regionFDs
 	busy    atomic.Bool
+	givesUp atomic.Bool   // its Control has to end first
 	beats   atomic.Uint64 // sent
 }
 
@@ -176,6 +177,9 @@ func (p *testPlugin) Control(s grpc.BidiStreamingServer[contract.HostFrame, cont
 		p.beats.Add(1)
 		if p.mode == "busy" {
 			break
+		}
+		if p.givesUp.Load() {
+			return nil
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -254,6 +258,13 @@ func (p *testPlugin) misbehave(s grpc.BidiStreamingServer[contract.HostFrame, co
 	case "gives-up":
 		send(&contract.PluginEvent{Event: &contract.PluginEvent_Fault{Fault: &contract.Fault{Rule: "frame", Field: "device", Detail: "fell off the bus"}}})
 		time.Sleep(time.Minute)
+	case "gives-up-last": // the reason comes behind all that is seen of it
+		p.givesUp.Store(true)
+		time.Sleep(200 * time.Millisecond)
+		syscall.Write(2, []byte("test: loading\ntest: the backend gave up: fell off the bus\n"))
+		send(&contract.PluginEvent{Event: &contract.PluginEvent_Fault{Fault: &contract.Fault{Rule: "backend", Detail: "fell off the bus"}}})
+		time.Sleep(50 * time.Millisecond)
+		os.Exit(1)
 	case "closes-control":
 		unix.Close(ctrlFD)
 		time.Sleep(time.Minute)

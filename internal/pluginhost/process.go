@@ -35,8 +35,10 @@ type process struct {
 	ctrl *os.File // plugin's end of the control socketpair; closed by Start
 	log  *slog.Logger
 
-	// forOrphans is how long the group may outlive its leader before it is killed [0].
+	// forOrphans is how long descendants may outlive the leader before they are killed [0].
 	forOrphans time.Duration
+	token      string        // in the environment of those that left the group
+	spawned    func(pid int) // Config.Spawned
 
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when the leader has exited and is reaped
@@ -53,7 +55,7 @@ type process struct {
 	mu       sync.Mutex
 	started  bool
 	killed   bool   // by us; before Start: do not start any more
-	orphans  bool   // the group outlived its leader by more than forOrphans, if that is set
+	orphans  bool   // descendants outlived the leader by more than forOrphans, if that is set
 	freed    bool   // the leader is reaped: its number may name a stranger
 	polluted string // the first line of stdout if it is not a handshake
 	addr     string // socket of the plugin
@@ -125,6 +127,9 @@ func (p *process) Start(context.Context) (err error) {
 		return p.prog.execError(err)
 	}
 	p.started = true
+	if p.spawned != nil {
+		p.spawned(p.cmd.Process.Pid)
+	}
 	p.pipes.Go(p.drainStdout)
 	p.pipes.Go(p.drainStderr)
 	go p.watch()
@@ -174,7 +179,7 @@ func (p *process) watch() {
 // awaitOrphans lets the leader's descendants follow it, and notes whether they do.
 func (p *process) awaitOrphans() {
 	deadline := time.Now().Add(p.forOrphans)
-	for pause := time.Millisecond; groupRuns(p.cmd.Process.Pid); pause = min(2*pause, 50*time.Millisecond) {
+	for pause := time.Millisecond; groupRuns(p.cmd.Process.Pid) || tokenRuns(p.token); pause = min(2*pause, 50*time.Millisecond) {
 		if time.Now().After(deadline) {
 			p.mu.Lock()
 			p.orphans = true
@@ -325,19 +330,29 @@ func (p *process) ended() string {
 	return p.cmd.ProcessState.String()
 }
 
-// leftOrphans reports whether processes of the group outlived their leader (see forOrphans).
+// leftOrphans reports whether descendants outlived the leader (see forOrphans).
 func (p *process) leftOrphans() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.orphans
 }
 
-// said returns the end of what the plugin wrote to stderr, as the end of an error message.
-func (p *process) said() string {
-	if text := p.stderr.String(); text != "" {
-		return "; stderr ends with " + quote(text)
+// said returns the end of what the plugin wrote to stderr, as the end of an error message that begins with
+// begin. A last line by which the plugin says the same, after a word or two of its own, is left out.
+func (p *process) said(begin string) string {
+	text := p.stderr.String()
+	last := text[strings.LastIndexByte(text, '\n')+1:]
+	for rest, more := last, last != ""; more; {
+		if strings.HasSuffix(begin, ": "+rest) {
+			text = strings.TrimSuffix(strings.TrimSuffix(text, last), "\n")
+			break
+		}
+		_, rest, more = strings.Cut(rest, ": ")
 	}
-	return ""
+	if text == "" {
+		return ""
+	}
+	return "; stderr ends with " + quote(text)
 }
 
 // pollution returns what the plugin wrote to stdout in place of its handshake.
@@ -386,7 +401,7 @@ func (p *process) Wait(ctx context.Context) error {
 // PluginToHost admits only a unix socket in the epoch's own directory.
 func (p *process) PluginToHost(network, addr string) (string, string, error) {
 	if network != "unix" || !strings.HasPrefix(filepath.Clean(addr), p.dir+"/") {
-		return "", "", fmt.Errorf("plugin listens on %s %s: want a unix socket in $PLUGIN_UNIX_SOCKET_DIR (%s)", network, addr, p.dir)
+		return "", "", fmt.Errorf("it listens on %s %s: want a unix socket in $PLUGIN_UNIX_SOCKET_DIR (%s)", network, addr, p.dir)
 	}
 	p.mu.Lock()
 	p.addr = addr

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -190,6 +191,12 @@ func hasToken(pid int, tokens map[string]bool) bool {
 		}
 	}
 	return false
+}
+
+// tokenRuns reports whether a living process carries the token.
+func tokenRuns(token string) bool {
+	pids, err := processes()
+	return err == nil && slices.ContainsFunc(pids, func(pid int) bool { return hasToken(pid, map[string]bool{token: true}) })
 }
 
 // maxSocketPath is sun_path without its trailing NUL.

@@ -124,7 +124,7 @@ func (s *Spec) open() (*program, error) {
 	}
 	fd, err := unix.Open(open, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0) // a pipe is not waited for
 	if err != nil {
-		return nil, openError(path, err)
+		return nil, openError(s.subject(path), err)
 	}
 	high, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, minProgramFD)
 	unix.Close(fd)
@@ -153,8 +153,8 @@ func (s *Spec) resolve() (string, error) {
 		}
 	}
 	path, err := exec.LookPath(s.Exec)
-	if err != nil {
-		return "", fmt.Errorf("program %s is neither beside the engine nor in PATH; give its full path in exec: %w", s.Exec, err)
+	if err != nil { // which would only repeat the name
+		return "", fmt.Errorf("%s is neither beside the engine nor in PATH; give its full path", s.subject(s.Exec))
 	}
 	return path, nil
 }
@@ -164,11 +164,14 @@ func (p *program) inspect(s *Spec) error {
 	if err != nil {
 		return fmt.Errorf("program %s: %w", p.file.Name(), err)
 	}
-	if err := checkMode(p.file.Name(), info.Mode()); err != nil {
+	if err := checkMode(s.subject(p.file.Name()), info.Mode()); err != nil {
 		return err
 	}
 	head := make([]byte, 2)
 	if _, err := p.file.ReadAt(head, 0); err == nil && bytes.Equal(head, []byte("#!")) {
+		if s.Script != "" {
+			return fmt.Errorf("%s is a script itself, as those of version managers are; name the program that it leads to", s.subject(p.file.Name()))
+		}
 		return fmt.Errorf("program %s is a script; name its interpreter in exec and the file in script", p.file.Name())
 	}
 	pinned := p.file
@@ -178,7 +181,7 @@ func (p *program) inspect(s *Spec) error {
 			return fmt.Errorf("script %s: %w", s.Script, err)
 		}
 		if pinned, err = openRegular(script); err != nil {
-			return fmt.Errorf("script: %w", err)
+			return openError("script "+script, err)
 		}
 		defer pinned.Close()
 		p.argv, p.other = slices.Insert(p.argv, 1, script), true
@@ -189,7 +192,7 @@ func (p *program) inspect(s *Spec) error {
 			return fmt.Errorf("module %s: %w", s.Wasm, err)
 		}
 		if pinned, err = openRegular(module); err != nil {
-			return fmt.Errorf("module: %w", err)
+			return openError("module "+module, err)
 		}
 		defer pinned.Close()
 		p.argv, p.other = append(p.argv, s.hostGuest(module)...), true
@@ -204,8 +207,8 @@ func (p *program) inspect(s *Spec) error {
 		return fmt.Errorf("hash %s: %w", pinned.Name(), err)
 	}
 	if !strings.EqualFold(p.sum, s.SHA256) {
-		return fmt.Errorf("%w: %s has sha256 %s, the configuration pins %s; if the new file is meant, change the pin",
-			ErrRefused, pinned.Name(), p.sum, strings.ToLower(s.SHA256))
+		return refusedf("%s has sha256 %s, the configuration pins %s; if the new file is meant, change the pin",
+			pinned.Name(), p.sum, strings.ToLower(s.SHA256))
 	}
 	return nil
 }
@@ -264,8 +267,8 @@ func (p *program) unchanged() error {
 		return fmt.Errorf("hash %s: %w", p.file.Name(), err)
 	}
 	if sum != p.sum {
-		return fmt.Errorf("%w: %s was overwritten after it was checked against its pin; replace a program by renaming the new file over it",
-			ErrRefused, p.file.Name())
+		return refusedf("%s was overwritten after it was checked against its pin; replace a program by renaming the new file over it",
+			p.file.Name())
 	}
 	return nil
 }

@@ -116,7 +116,7 @@ func (e *epoch) receive(frame *contract.PluginFrame, size int, control bool) {
 		e.deliverFrame(frame)
 	}
 	if gaveUp != nil {
-		e.fail(fmt.Errorf("the plugin gave up: %s", describe(gaveUp)))
+		e.confess(gaveUp)
 	}
 }
 
