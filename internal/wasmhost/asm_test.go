@@ -18,6 +18,7 @@ type module struct {
 	funcs   []fn // exported by name unless the name starts with a dash
 	start   int  // 1 + index into funcs; 0: none
 	pages   uint32
+	tables  [][]byte // of the table section
 	noMem   bool
 	data    []byte // at dataAt
 }
@@ -48,6 +49,10 @@ const (
 	opI64Const    = 0x42
 	opI32Eq       = 0x46
 	opI32Ne       = 0x47
+	opRefNull     = 0xD0
+	opMisc        = 0xFC
+	miscTableGrow = 15
+	funcref       = 0x70
 	voidBlock     = 0x40
 )
 
@@ -101,6 +106,9 @@ func (m *module) assemble() []byte {
 	}
 	section := func(id byte, content []byte) []byte { return join([]byte{id}, sized(content)) }
 	b := join([]byte("\x00asm\x01\x00\x00\x00"), section(1, vec(types...)), section(2, vec(importList...)), section(3, vec(funcs...)))
+	if len(m.tables) > 0 {
+		b = append(b, section(4, vec(m.tables...))...)
+	}
 	if !m.noMem {
 		b = append(b, section(5, vec(join([]byte{0}, uleb(uint64(max(m.pages, 1))))))...)
 	}
@@ -171,6 +179,18 @@ func onMethod(method int32, then, otherwise []byte) []byte {
 func answers(frame []byte) []byte {
 	description := mustMarshal(&contract.CallResult{Code: contract.CallResult_CODE_OK, Payload: mustMarshal(&contract.HandshakeResponse{Name: "raw", PluginVersion: "1"})})
 	return onMethod(methodDescribe, packed(describeAt, len(description)), onMethod(methodFrame, frame, packed(okAt, 2)))
+}
+
+// onStart is a body of engine_v1_call that is polite but for START.
+func onStart(start []byte) []byte {
+	description := mustMarshal(&contract.CallResult{Code: contract.CallResult_CODE_OK, Payload: mustMarshal(&contract.HandshakeResponse{Name: "raw", PluginVersion: "1"})})
+	return onMethod(methodDescribe, packed(describeAt, len(description)), onMethod(methodStart, start, packed(okAt, 2)))
+}
+
+// emits makes a body of engine_v1_call emit n bytes at ptr, and return no result. The other functions call none.
+func (m *module) emits(f *fn, ptr, n int32) {
+	m.imports = []fn{{name: "engine_v1.emit", params: []byte{i32, i32}, results: []byte{i32}}}
+	f.body = join(i32Const(ptr), i32Const(n), []byte{opCall, 0, opDrop}, i64Const(0))
 }
 
 func (m *module) write(t testing.TB) string {

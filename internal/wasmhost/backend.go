@@ -108,11 +108,11 @@ type region struct {
 	revoked bool
 }
 
-// peer is the target of ops. windows, by region, are those of the ops that are open, and belong to the loop.
+// peer is where ops lead. targets, by region, are those of the ops that are open, and belong to the loop.
 type peer struct {
 	remote  *shm.Remote
 	revoked bool
-	windows map[uint64][]*shm.Window
+	targets map[uint64][]*target
 }
 
 // New loads the module and asks it what it is. The caller closes the Backend.
@@ -331,7 +331,7 @@ func (b *Backend) AddPeer(p *sdk.Peer) (contract.Lane, error) {
 		return 0, err
 	}
 	b.mu.Lock()
-	b.peers[p.Handle] = &peer{remote: remote, windows: map[uint64][]*shm.Window{}}
+	b.peers[p.Handle] = &peer{remote: remote, targets: map[uint64][]*target{}}
 	b.mu.Unlock()
 	err = b.ask(question{"PeerAdd", uint64(p.Handle)}, &contract.HostEvent{Event: &contract.HostEvent_PeerAdd{PeerAdd: &contract.PeerAdd{
 		Peer: p.Handle, Node: p.Node, Incarnation: p.Incarnation, Epoch: p.Epoch, SameHost: p.SameHost, RequireLane: p.RequireLane,

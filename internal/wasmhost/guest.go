@@ -58,9 +58,10 @@ type guest struct {
 type sink interface {
 	// take carries out one event of the guest. An error is a violation.
 	take(e *contract.PluginEvent) error
-	// own returns memory of this engine's workers, peer memory of a peer's: the bytes, or the code why not.
+	// own returns memory of this engine's workers, peer the n bytes at off of a peer's that are to be written:
+	// the bytes, or the code why not.
 	own(region uint64) ([]byte, code)
-	peer(peer uint32, region uint64) ([]byte, code)
+	peer(peer uint32, region, off, n uint64) ([]byte, code)
 	logf(level contract.Log_Level, format string, args ...any)
 }
 

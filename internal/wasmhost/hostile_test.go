@@ -111,6 +111,32 @@ func TestRefusedModules(t *testing.T) {
 		{"describe bombs", func(_ *module, f map[string]*fn) {
 			f[exportCall].body = join([]byte{opLoop, voidBlock}, i32Const(1), []byte{opMemoryGrow, 0}, i32Const(-1), []byte{opI32Ne, opBrIf, 0, opEnd, opUnreachable})
 		}, "guest raw.wasm: engine_v1_call(DESCRIBE): trapped: unreachable"},
+		{"alloc does not end", func(_ *module, f map[string]*fn) { f[exportAlloc].body = join(endless(), i32Const(bufferAt)) },
+			"guest raw.wasm: engine_v1_alloc: did not return within 700ms, the budget of one call"},
+		{"alloc returns the last address", func(_ *module, f map[string]*fn) { f[exportAlloc].body = i32Const(-1) },
+			"guest raw.wasm: engine_v1_alloc returned 0xffffffff for 4096 bytes, which is not in its memory of 65536 bytes"},
+		{"result of 4 GiB", func(_ *module, f map[string]*fn) { f[exportCall].body = packed(okAt, 1<<32-1) },
+			"guest raw.wasm: engine_v1_call(DESCRIBE): returned a result of 4294967295 bytes; it has 1 to 1048576"},
+		{"emits before it got anything", func(m *module, f map[string]*fn) {
+			m.emits(f[exportCall], errorAt+32, int32(copy(m.data[errorAt+32-dataAt:], mustMarshal(&contract.PluginFrame{Events: []*contract.PluginEvent{done(1, 1, contract.Lane_LANE_SHM)}}))))
+		}, "guest raw.wasm: engine_v1_call(DESCRIBE): emitted an event before it got any"},
+		{"emits 4 GiB", func(m *module, f map[string]*fn) { m.emits(f[exportCall], okAt, -1) },
+			"guest raw.wasm: engine_v1_call(DESCRIBE): emit of a frame of 4294967295 bytes; 1048576 is the limit"},
+		{"a table that grows", func(m *module, f map[string]*fn) { // by 4 GiB of the host's memory
+			m.tables = [][]byte{{funcref, 0, 1}}
+			f[exportCall].body = join([]byte{opRefNull, funcref}, i32Const(1<<29), []byte{opMisc, miscTableGrow, 0}, i32Const(-1),
+				[]byte{opI32Ne, opIf, voidBlock, opUnreachable, opEnd}, i64Const(0))
+		}, "guest raw.wasm: engine_v1_call(DESCRIBE): returned 0, which is no result"},
+		{"a table that says how far it grows", func(m *module, f map[string]*fn) {
+			m.tables = [][]byte{join([]byte{funcref, 1, 1}, uleb(1<<31))}
+			f[exportCall].body = join([]byte{opRefNull, funcref}, i32Const(1), []byte{opMisc, miscTableGrow, 0}, i32Const(-1),
+				[]byte{opI32Ne, opIf, voidBlock, opUnreachable, opEnd}, i64Const(0))
+		}, "guest raw.wasm: engine_v1_call(DESCRIBE): returned 0, which is no result"},
+		{"large tables", func(m *module, _ map[string]*fn) {
+			m.tables = [][]byte{join([]byte{funcref, 0}, uleb(1<<19)), join([]byte{funcref, 0}, uleb(1<<19+1))}
+		}, "guest raw.wasm: the module has tables of more than 1048576 elements, which is the limit"},
+		{"a table of another kind", func(m *module, _ map[string]*fn) { m.tables = [][]byte{{funcref, 5, 1, 1}} },
+			"guest raw.wasm: the module has a table that is not a plain one of funcref or externref"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -194,6 +220,57 @@ func TestFramesThatKill(t *testing.T) {
 	}
 }
 
+// TestStartsThatKill: what a guest answers to its configuration, and in what is called around it.
+func TestStartsThatKill(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		change func(f map[string]*fn)
+		want   string
+	}{
+		{"a trap", func(f map[string]*fn) { f[exportCall].body = onStart([]byte{opUnreachable}) }, "guest raw.wasm: engine_v1_call(START): trapped: unreachable"},
+		{"a loop", func(f map[string]*fn) { f[exportCall].body = onStart(join(endless(), i64Const(0))) },
+			"guest raw.wasm: engine_v1_call(START): did not return within 700ms, the budget of one call"},
+		{"0", func(f map[string]*fn) { f[exportCall].body = onStart(i64Const(0)) }, "guest raw.wasm: engine_v1_call(START): returned 0, which is no result"},
+		{"free does not end", func(f map[string]*fn) { f[exportFree].body = endless() },
+			"guest raw.wasm: engine_v1_free: did not return within 700ms, the budget of one call"},
+		{"free traps", func(f map[string]*fn) { f[exportFree].body = []byte{opUnreachable} }, "guest raw.wasm: engine_v1_free: trapped: unreachable"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			m := polite(func(_ *module, f map[string]*fn) { tc.change(f) })
+			b := load(t, m.write(t), limitsFor(tc.want))
+			defer b.Close()
+			request := make([]byte, 5000) // more than the first buffer, which is freed
+			if _, err := b.g.request(context.Background(), methodStart, exportCall+"(START)", nil, request); err == nil || err.Error() != tc.want {
+				t.Errorf("cause: %v\nwant:  %s", err, tc.want)
+			}
+		})
+	}
+}
+
+// TestRevokedRegion: from the moment at which a region is to be given back the guest cannot read it.
+func TestRevokedRegion(t *testing.T) {
+	const ready = errorAt + 32
+	m := polite(func(m *module, f map[string]*fn) {
+		m.imports = []fn{
+			{name: "engine_v1.region_read", params: []byte{i64, i64, i32, i32}, results: []byte{i32}},
+			{name: "engine_v1.emit", params: []byte{i32, i32}, results: []byte{i32}},
+		}
+		answer := mustMarshal(&contract.PluginFrame{Events: []*contract.PluginEvent{
+			{Event: &contract.PluginEvent_RegionReady{RegionReady: &contract.RegionReady{Region: 1}}}}})
+		n := copy(m.data[ready-dataAt:], answer)
+		f[exportCall].body = answers(join( // an error for the code -3, else the answer
+			i64Const(1), i64Const(0), i32Const(bufferAt), i32Const(8), []byte{opCall, 0}, i32Const(int32(codeRevoked)), []byte{opI32Eq, opIf, byte(i64)},
+			packed(errorAt, 13), []byte{opElse}, i32Const(ready), i32Const(int32(n)), []byte{opCall, 1, opDrop}, packed(okAt, 2), []byte{opEnd}))
+	})
+	h := sdktest.New(t, load(t, m.write(t), Limits{}))
+	r := h.AddRegion(1 << 16)
+	h.Send(&contract.HostEvent{Event: &contract.HostEvent_RegionRemove{RegionRemove: &contract.RegionRemove{Region: r.ID}}})
+	if got, want := fate(t, h), "guest raw.wasm: engine_v1_call(FRAME): refused: not today"; got != want {
+		t.Errorf("cause: %s\nwant:  %s", got, want)
+	}
+}
+
 // hostileOptions is what the hostile guest does.
 type hostileOptions struct {
 	Do     string `json:"do"`
@@ -232,13 +309,15 @@ func newScene(t *testing.T, o hostileOptions, limits Limits) *scene {
 	return s
 }
 
-// submit is one op of four pages with the number hostileOp.
-func (s *scene) submit() *sdktest.Pending {
+// submit is one op of four pages, from page 4 on, with the number hostileOp.
+func (s *scene) submit() *sdktest.Pending { return s.submitTo(hostileOp, 4) }
+
+func (s *scene) submitTo(op uint64, page uint32) *sdktest.Pending {
 	return s.a.SubmitRaw(&contract.Submit{
-		Op:         hostileOp,
+		Op:         op,
 		Generation: &contract.Generation{Source: &contract.Opener{Incarnation: 1, Sequence: 1}, Destination: &contract.Opener{Incarnation: 2, Sequence: 2}},
 		Direction:  contract.Direction_DIRECTION_WRITE, Peer: s.peer.Handle, Plan: s.plan, LayerTo: 1, Bytes: 4 * 4096,
-		Source: sdktest.Runs(sdktest.Pages(0, 4)), Destination: sdktest.Runs(sdktest.Pages(4, 4)),
+		Source: sdktest.Runs(sdktest.Pages(0, 4)), Destination: sdktest.Runs(sdktest.Pages(page, 4)),
 	})
 }
 
@@ -369,13 +448,15 @@ func TestOptions(t *testing.T) {
 func TestCodes(t *testing.T) {
 	const big = 1 << 40
 	const top = 1<<64 - 1
-	const src, dst, peer = 1, 1, 1 // the first ids of either host
+	const src, dst, peer = 1, 1, 1         // the first ids of either host
+	const first, last = 4 * 4096, 8 * 4096 // of the op's pages
 	during := []struct {
 		name string
 		args []uint64
 		want int
 	}{
-		{"copy", []uint64{peer, dst, 0, src, 0, 4096}, 0},
+		{"copy", []uint64{peer, dst, first, src, 0, 4096}, 0},
+		{"copy", []uint64{peer, dst, first, src, 0, last - first}, 0},
 		{"copy", []uint64{peer, dst, 0, src, 0, 0}, 0},
 		{"copy", []uint64{peer, dst, 1 << 16, src, 1 << 16, 0}, 0},
 		{"copy", []uint64{peer, dst, 0, src, 1<<16 + 1, 0}, -2},
@@ -394,10 +475,27 @@ func TestCodes(t *testing.T) {
 		{"read", []uint64{src, top, 0x10000, 64}, -2},
 		{"read", []uint64{src, 0, 0xFFFFFFF0, 64}, -4},
 		{"read", []uint64{src, 0, 0x10000, 65537}, -5},
+		{"read", []uint64{src, 0, 0x10000, 1<<32 - 1}, -5},
+		{"read", []uint64{src, 1<<32 - 1, 1<<32 - 1, 1}, -2},
+		{"copy", []uint64{peer, dst, first, src, 0, 1 << 32}, -5},
+		{"copy", []uint64{peer, dst, first, src, 1<<32 - 1, 1}, -2},
+		{"copy", []uint64{peer, dst, 1<<32 + first, src, 0, 1}, -2},
+		{"copy", []uint64{peer, 1<<32 + dst, first, src, 0, 1}, -6},
+		{"copy", []uint64{peer, dst, first, 1<<32 + src, 0, 1}, -1},
+		{"write", []uint64{peer, dst, first, 0x10000, 1<<32 - 1}, -5},
 		{"read", []uint64{99, 0, 0x10000, 64}, -1},
-		{"write", []uint64{peer, dst, 8192, 0x10000, 64}, 0},
+		{"write", []uint64{peer, dst, last - 64, 0x10000, 64}, 0},
+		{"copy", []uint64{peer, dst, 0, src, 0, 4096}, -6}, // pages that are not the op's
+		{"copy", []uint64{peer, dst, first - 1, src, 0, 2}, -6},
+		{"copy", []uint64{peer, dst, last - 1, src, 0, 2}, -6},
+		{"copy", []uint64{peer, dst, last, src, 0, 1}, -6},
+		{"copy", []uint64{peer, dst, 0, src, 0, 1 << 16}, -6},
+		{"write", []uint64{peer, dst, first - 1, 0x10000, 64}, -6},
+		{"write", []uint64{peer, dst, last - 63, 0x10000, 64}, -6},
+		{"write", []uint64{peer, dst, first, 0x10000, 0}, 0},
+		{"write", []uint64{peer, dst, top, 0x10000, 1}, -2},
 		{"write", []uint64{peer, dst, big, 0x10000, 64}, -2},
-		{"write", []uint64{peer, dst, 0, 0xFFFFFFF0, 64}, -4},
+		{"write", []uint64{peer, dst, first, 0xFFFFFFF0, 64}, -4},
 		{"write", []uint64{peer, dst, 0, 0x10000, 65537}, -5},
 		{"write", []uint64{99, dst, 0, 0x10000, 64}, -1},
 	}
@@ -422,8 +520,30 @@ func TestCodes(t *testing.T) {
 	if got := codes(s.a); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}
-	if string(s.dst.Bytes[:4096]) != string(s.src.Bytes[:4096]) || strings.Trim(string(s.dst.Bytes[8192+64:]), "\x00") != "" {
+	if string(s.dst.Bytes[first:last-64]) != string(s.src.Bytes[:last-first-64]) ||
+		strings.Trim(string(s.dst.Bytes[:first])+string(s.dst.Bytes[last:]), "\x00") != "" {
 		t.Error("what was refused was copied, or what was not was not")
+	}
+}
+
+// TestPagesOfAnEndedOp: once an op is quiet its pages may be another's, so the guest cannot write to them, though
+// another op into the same region is open.
+func TestPagesOfAnEndedOp(t *testing.T) {
+	s := newScene(t, hostileOptions{Do: "calls", Calls: "copy 1 1 16384 1 0 4096; copy 1 1 32768 1 0 4096; write 1 1 20480 0x10000 64; write 1 1 36864 0x10000 64"}, Limits{})
+	fill(s.src.Bytes)
+	if end := s.submit().End(); end.Kind != "done" {
+		t.Fatalf("end: %+v", end)
+	}
+	if got, want := codes(s.a), "codes 0 -6 0 -6"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	clear(s.dst.Bytes) // they are somebody else's now
+	if end := s.submitTo(hostileOp+1, 8).End(); end.Kind != "done" {
+		t.Fatalf("end: %+v", end)
+	}
+	s.a.Until("the codes of the second", func(e *contract.PluginEvent) bool { return e.GetLog().GetMessage() == "codes -6 0 -6 0" })
+	if strings.Trim(string(s.dst.Bytes[:8*4096]), "\x00") != "" {
+		t.Error("the guest wrote to the pages of an op that was over")
 	}
 }
 

@@ -155,14 +155,14 @@ func (g *guest) regionCopy(peer uint32, dst, dstOff, src, srcOff, n uint64) code
 	if c != codeOK {
 		return c
 	}
-	to, c := g.sink.peer(peer, dst)
+	if !within(srcOff, n, uint64(len(from))) {
+		return codeBounds
+	}
+	to, c := g.sink.peer(peer, dst, dstOff, n)
 	if c != codeOK {
 		return c
 	}
-	if !within(srcOff, n, uint64(len(from))) || !within(dstOff, n, uint64(len(to))) {
-		return codeBounds
-	}
-	for from, to = from[srcOff:srcOff+n], to[dstOff:dstOff+n]; len(from) > 0; {
+	for from = from[srcOff : srcOff+n]; len(from) > 0; {
 		if g.stopped() {
 			return codeStopped
 		}
@@ -197,18 +197,15 @@ func (g *guest) regionWrite(mem api.Memory, peer uint32, dst, off uint64, ptr, n
 	if n > maxWindow {
 		return codeSize
 	}
-	to, c := g.sink.peer(peer, dst)
+	to, c := g.sink.peer(peer, dst, off, uint64(n))
 	if c != codeOK {
 		return c
-	}
-	if !within(off, uint64(n), uint64(len(to))) {
-		return codeBounds
 	}
 	from, ok := mem.Read(ptr, n)
 	if !ok {
 		return codeMemory
 	}
-	return g.move(to[off:off+uint64(n)], from)
+	return g.move(to, from)
 }
 
 // move copies; a fault in mapped memory is a code.

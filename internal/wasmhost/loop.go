@@ -2,6 +2,7 @@ package wasmhost
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -9,7 +10,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
-	"github.com/terminus-kv/terminus/plugins/sdk/shm"
 )
 
 const (
@@ -197,8 +197,8 @@ func (b *Backend) give(o *openOp) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if p := b.peers[o.op.Peer().Handle]; p != nil {
-		for id, w := range o.windows {
-			p.windows[id] = append(p.windows[id], w)
+		for id, t := range o.targets {
+			p.targets[id] = append(p.targets[id], t)
 		}
 	}
 }
@@ -208,10 +208,10 @@ func (b *Backend) shut(o *openOp) {
 	delete(b.ops, o.op.ID())
 	b.mu.Lock()
 	if p := b.peers[o.op.Peer().Handle]; p != nil {
-		for id, w := range o.windows {
-			p.windows[id] = without(p.windows[id], w)
-			if len(p.windows[id]) == 0 {
-				delete(p.windows, id)
+		for id, t := range o.targets {
+			p.targets[id] = without(p.targets[id], t)
+			if len(p.targets[id]) == 0 {
+				delete(p.targets, id)
 			}
 		}
 	}
@@ -219,11 +219,9 @@ func (b *Backend) shut(o *openOp) {
 	o.release()
 }
 
-func without(list []*shm.Window, w *shm.Window) []*shm.Window {
-	for i := range list {
-		if list[i] == w { // an op has one of each region, and ops of one region share theirs
-			return append(list[:i], list[i+1:]...)
-		}
+func without(list []*target, t *target) []*target {
+	if i := slices.Index(list, t); i >= 0 {
+		return slices.Delete(list, i, i+1)
 	}
 	return list
 }
@@ -242,8 +240,8 @@ func (b *Backend) own(id uint64) ([]byte, code) {
 	return r.bytes, codeOK
 }
 
-// peer is the memory of a region that the guest names as a peer's.
-func (b *Backend) peer(handle uint32, id uint64) ([]byte, code) {
+// peer is the memory [off, off+n) of a region that the guest names as a peer's.
+func (b *Backend) peer(handle uint32, id, off, n uint64) ([]byte, code) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p := b.peers[handle]
@@ -253,11 +251,20 @@ func (b *Backend) peer(handle uint32, id uint64) ([]byte, code) {
 	case p.revoked:
 		return nil, b.refused(codeRevoked)
 	}
-	list := p.windows[id]
+	list := p.targets[id]
 	if len(list) == 0 {
 		return nil, b.refused(codeClosed)
 	}
-	return list[len(list)-1].Bytes, codeOK
+	if !within(off, n, uint64(len(list[0].window.Bytes))) { // all windows of a region are of its size
+		return nil, b.refused(codeBounds)
+	}
+	for i, t := range list {
+		if t.covers(off, n) {
+			list[0], list[i] = t, list[0] // the next piece is of the same op, most likely
+			return t.window.Bytes[off : off+n], codeOK
+		}
+	}
+	return nil, b.refused(codeClosed)
 }
 
 // refused counts a refusal. b.mu is held.

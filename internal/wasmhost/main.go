@@ -42,9 +42,10 @@ func Main(args []string) {
 // broken says at the handshake, where the operator reads it and nothing is restarted, why there is no guest.
 type broken struct{ why error }
 
-func (b broken) Info() sdk.Info {
-	return sdk.Info{Name: "wasm", Version: sdk.Version, Schema: []byte(`{"type":"object"}`)}
-}
+// Unusable keeps the description of the host, which would be taken for the module's, out of the handshake.
+func (b broken) Unusable() error { return fmt.Errorf("the module cannot be loaded: %w", b.why) }
+
+func (b broken) Info() sdk.Info                                   { return sdk.Info{Name: "wasm", Version: sdk.Version} }
 func (b broken) Start(context.Context, sdk.Start) ([]byte, error) { return nil, b.why }
 func (b broken) AddRegion(*sdk.Region) error                      { return b.why }
 func (b broken) RemoveRegion(*sdk.Region)                         {}

@@ -90,6 +90,9 @@ func (g *guest) load(ctx context.Context, code []byte, cache wazero.CompilationC
 			_ = g.close()
 		}
 	}()
+	if code, err = boundTables(code); err != nil {
+		return err
+	}
 	compiled, err := g.runtime.CompileModule(ctx, code)
 	if err != nil {
 		return fmt.Errorf("compile: %s", firstLine(err))

@@ -5,15 +5,14 @@ import (
 
 	"github.com/terminus-kv/terminus/plugins/sdk"
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
-	"github.com/terminus-kv/terminus/plugins/sdk/shm"
 )
 
 // openOp is an op of the SDK that the guest has, or is to get. But for what is said otherwise its fields
 // belong to the loop.
 type openOp struct {
 	op      *sdk.Op
-	windows map[uint64]*shm.Window // by region of the peer, held until the op is quiet
-	unwatch func() bool            // stops the watch for an abort; set before the op is queued
+	targets map[uint64]*target // by region of the peer; their windows are held until the op is quiet
+	unwatch func() bool        // stops the watch for an abort; set before the op is queued
 
 	given    bool // the guest has its Submit
 	over     bool // aborted before that
@@ -25,7 +24,7 @@ type openOp struct {
 
 // open maps the regions that the op's plan leads to.
 func (b *Backend) open(op *sdk.Op) (*openOp, error) {
-	o := &openOp{op: op, windows: map[uint64]*shm.Window{}}
+	o := &openOp{op: op, targets: map[uint64]*target{}}
 	b.mu.Lock()
 	p := b.peers[op.Peer().Handle]
 	b.mu.Unlock()
@@ -35,7 +34,7 @@ func (b *Backend) open(op *sdk.Op) (*openOp, error) {
 	slices := op.Plan().Slices
 	for i := range slices {
 		id := slices[i].Dst.RegionID
-		if o.windows[id] != nil {
+		if o.targets[id] != nil {
 			continue
 		}
 		w, err := p.remote.Acquire(op.Context(), id)
@@ -43,8 +42,9 @@ func (b *Backend) open(op *sdk.Op) (*openOp, error) {
 			o.release()
 			return nil, err
 		}
-		o.windows[id] = w
+		o.targets[id] = &target{window: w}
 	}
+	o.aim()
 	return o, nil
 }
 
@@ -86,8 +86,8 @@ func wireRuns(runs []sdk.Run) *contract.Runs {
 }
 
 func (o *openOp) release() {
-	for _, w := range o.windows {
-		w.Release()
+	for _, t := range o.targets {
+		t.window.Release()
 	}
-	o.windows = nil
+	o.targets = nil
 }

@@ -118,12 +118,16 @@ func TestBadModuleIsRefused(t *testing.T) {
 	if err := os.WriteFile(file, []byte("hello"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.Start(pluginhost.Spec{Name: "bad", Wasm: file, WasmCache: cacheDir()}); err != nil {
+	p, err := h.Start(pluginhost.Spec{Name: "bad", Wasm: file, WasmCache: cacheDir()})
+	if err != nil {
 		t.Fatal(err)
 	}
 	down := await(t, events, "bad", pluginhost.Down)
-	if down.Err == nil || !strings.Contains(down.Err.Error(), "guest text.wasm: this is not a WebAssembly module") {
+	if down.Err == nil || down.Err.Error() != "the module cannot be loaded: guest text.wasm: this is not a WebAssembly module" {
 		t.Errorf("cause: %v", down.Err)
+	}
+	if d := p.Status().Handshake; d.GetName() != "" || d.GetPluginVersion() != "" || d.GetSdk() != nil {
+		t.Errorf("what hosts the module describes itself in its place: %v", d)
 	}
 }
 

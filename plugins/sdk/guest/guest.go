@@ -143,8 +143,8 @@ var (
 	ErrRevoked = errors.New("the region or the peer is being removed")
 	// ErrSize: more than one call may move.
 	ErrSize = errors.New("more than one call may move")
-	// ErrClosed: no op is open that leads there.
-	ErrClosed = errors.New("no op is open that leads there")
+	// ErrClosed: the range is not within the destination pages of one open op.
+	ErrClosed = errors.New("the range is not within the destination pages of one open op")
 	// ErrStopped: the call's budget is used up, or the process ends.
 	ErrStopped = errors.New("the call is being ended")
 	// ErrFault: the memory could not be touched.
