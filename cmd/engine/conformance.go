@@ -82,14 +82,18 @@ func newConformanceList(a *app) *cobra.Command {
 
 func newConformanceExplain(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "explain ID",
-		Short: "Tell what a case demands of a plugin: the rule, the conversation, the incident behind it",
+		Use:   "explain ID|RULE",
+		Short: "Tell what a case demands of a plugin: the rule, the conversation, the incident behind it; or list the cases of a rule",
 		Example: `  engine conformance explain abort/unknown
+  engine conformance explain R4
   engine conformance explain skip/empty-range -o yaml`,
-		Args:              arguments(1, 1, "one case ID"),
+		Args:              arguments(1, 1, "one case ID or rule"),
 		ValidArgsFunction: completeCases,
 		Annotations:       effect(readOnly),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if r := ruleOf(strings.ToUpper(args[0])); r.Sentence != "" {
+				return a.print(r, r.table)
+			}
 			c, err := findCase(args[0])
 			if err != nil {
 				return &usageError{err, cmd}
@@ -104,6 +108,34 @@ func newConformanceExplain(a *app) *cobra.Command {
 	}
 	a.outputFlag(c)
 	return c
+}
+
+// ruleJSON is a rule of the contract with its cases.
+type ruleJSON struct {
+	Rule     string     `json:"rule"`
+	Sentence string     `json:"sentence"`
+	Cases    []caseJSON `json:"cases"`
+}
+
+// ruleOf has no sentence when there is no such rule.
+func ruleOf(rule string) *ruleJSON {
+	r := &ruleJSON{Rule: rule, Sentence: conformance.Rule(rule), Cases: []caseJSON{}}
+	for _, c := range conformance.Cases() {
+		if c.Rule == rule {
+			r.Cases = append(r.Cases, caseOf(c))
+		}
+	}
+	return r
+}
+
+func (r *ruleJSON) table(t *table) {
+	t.row(r.Rule, r.Sentence)
+	for _, c := range r.Cases {
+		t.row(c.ID, c.Title)
+	}
+	if len(r.Cases) == 0 {
+		t.row("no case", "it binds the engine, not a plugin: docs/contract.md")
+	}
 }
 
 func completeCases(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {

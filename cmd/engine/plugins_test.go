@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -36,32 +37,52 @@ func TestPluginNeverReady(t *testing.T) {
 		}
 		return path
 	}
+	fifo := filepath.Join(dir, "fifo")
+	if err := syscall.Mkfifo(fifo, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		name string
 		args []string
 		says string
 	}{
-		{"absent", []string{"exec:" + dir + "/absent"}, "no such file"},
+		{"absent", []string{"exec:" + dir + "/absent"}, "no such file or directory; build it"},
 		{"not executable", []string{"exec:" + write("data", "x", 0o644)}, "chmod +x"},
 		{"directory", []string{"exec:" + dir}, "is a directory"},
 		{"no program", []string{"exec:" + write("text", "hello", 0o755)}, "exec format error"},
+		{"empty", []string{"exec:" + write("empty", "", 0o755)}, "it is empty; build it anew"},
+		{"fifo", []string{"exec:" + fifo}, "(mode prwxr-xr-x); name the "},
+		{"no interpreter", []string{"exec:" + write("mine.py", "#!/no/such/python\n", 0o755)},
+			"plugin mine: interpreter /no/such/python of script " + dir + "/mine.py: no such file"},
 		{"prints", []string{"exec:" + write("prints", "#!/bin/sh\necho Welcome\nsleep 60\n", 0o755)}, `printed "Welcome" on stdout`},
 		{"ends", []string{"exec:" + write("ends", "#!/bin/sh\necho no licence >&2\nexit 4\n", 0o755)}, "exit status 4; stderr ends with \"no licence"},
+		{"crashes", []string{"exec:" + write("crashes", "#!/bin/sh\nkill -SEGV $$\n", 0o755)}, "signal: segmentation fault; it wrote nothing to stderr"},
 		{"never answers", []string{"--wait", "300ms", "exec:" + write("mute", "#!/bin/sh\nsleep 60\n", 0o755)}, "no handshake within 300ms"},
 		{"another version", []string{"exec:/bin/sh", "--", "-c", "echo '1|9|unix|/tmp/x|grpc|'; sleep 60"}, "Plugin version: 9"},
 		{"not found", []string{"engine-plugin-nowhere"}, "neither beside the engine nor in PATH"},
-		{"no module", []string{"wasm:" + dir + "/absent.wasm"}, "no such file"},
+		{"no module", []string{"wasm:" + dir + "/absent.wasm"}, "no such file or directory; build it"},
+		{"fifo as module", []string{"wasm:" + fifo}, "name the file itself"},
+		{"broken module", []string{"wasm:" + write("broken.wasm", "\x00asm\x01\x00\x00\x00garb", 0o644)},
+			"the module cannot be loaded: guest broken.wasm: compile: "},
+		{"foreign module", []string{"wasm:" + write("foreign.wasm", "\x00asm\x01\x00\x00\x00", 0o644)},
+			`the module cannot be loaded: guest foreign.wasm: the module does not export its memory as "memory"`},
 		{"options", []string{"tcp", "--options", `{"windov":1}`}, `did you mean "window"?`},
 	} {
-		for _, verb := range []string{"inspect", "verify"} {
+		for _, verb := range []string{"plugins inspect", "plugins verify", "conformance run"} {
+			if verb == "conformance run" && c.args[0] == "--wait" {
+				continue // it waits as long as an engine
+			}
 			t.Run(verb+" "+c.name, func(t *testing.T) {
 				t.Parallel()
-				code, _, errOut := command(t, nil, append([]string{"plugins", verb}, c.args...)...)
+				code, out, errOut := command(t, nil, append(strings.Fields(verb), c.args...)...)
 				if code != exitNotReady || !strings.Contains(errOut, c.says) {
 					t.Errorf("code %d: %s\nwant 3, %q", code, errOut, c.says)
 				}
 				if strings.Count(errOut, "\n") != 1 {
 					t.Errorf("not one line:\n%s", errOut)
+				}
+				if strings.Contains(c.name, "module") && strings.Contains(out, "1.0.0") {
+					t.Errorf("the host of the module described in its place:\n%s", out)
 				}
 			})
 		}
@@ -147,6 +168,9 @@ func TestValidateProbe(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "text.wasm"), []byte("hello"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	file := filepath.Join(dir, "engine.yaml")
 	write := func(text string) {
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
@@ -165,11 +189,12 @@ plugins:
   gone: {exec: engine-plugin-nowhere}
   prints:
     exec: /bin/echo
+  module: {wasm: ` + filepath.Join(dir, "text.wasm") + `}
   tcp:
     options: {slice: 1}
 `)
 	code, out, errOut := command(t, nil, "validate", "--probe", file)
-	if code != exitUsage || !strings.Contains(errOut, "6 problems") {
+	if code != exitUsage || !strings.Contains(errOut, "7 problems") {
 		t.Errorf("code %d: %s", code, errOut)
 	}
 	for _, want := range []string{
@@ -178,7 +203,8 @@ plugins:
 		file + ":9:19: plugins.mine.options.advertise[0]: plugin mine: got number, want string",
 		file + ":10:16: plugins.gone.exec: ",
 		file + ":12:11: plugins.prints.exec: plugin prints: start: it printed ",
-		file + ":14:22: plugins.tcp.options.slice: plugin tcp: minimum: got 1, want 4,096",
+		file + ":13:18: plugins.module.wasm: plugin module: the module cannot be loaded: guest text.wasm: this is not a WebAssembly module",
+		file + ":15:22: plugins.tcp.options.slice: plugin tcp: minimum: got 1, want 4,096",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)

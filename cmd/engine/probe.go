@@ -44,8 +44,8 @@ func probePlugin(ctx context.Context, cfg *config.Config, name string) (all conf
 	}
 	found, err := probe(ctx, spec, probeBound)
 	h := found.Handshake
-	if h == nil {
-		add(programKey(cfg, name), err.Error(), "mend the program; to try it alone: engine plugins inspect "+name+" -c FILE")
+	if h == nil || h.Name == "" { // it never said what it is
+		add(programKey(cfg, name), err.Error(), "mend that; to try it alone: engine plugins inspect "+name+" -c FILE")
 		return all
 	}
 	problems, serr := pluginhost.CheckOptions(h.ConfigSchema, spec.Options)
@@ -74,6 +74,8 @@ func programKey(cfg *config.Config, name string) string {
 	switch p := cfg.Plugins[name]; {
 	case p.Script != "":
 		return key + ".script"
+	case p.Wasm != "":
+		return key + ".wasm"
 	case p.Exec != "":
 		return key + ".exec"
 	}

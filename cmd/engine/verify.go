@@ -122,14 +122,14 @@ func (a *app) verify(cmd *cobra.Command, spec pluginhost.Spec, ref *pluginRef) (
 	}
 	found, err := probe(cmd.Context(), spec, ref.wait)
 	h := found.Handshake
-	if h == nil {
-		v.add("handshake", false, "none")
+	if h == nil || h.Name == "" { // it never said what it is
+		v.add("handshake", false, "none: %s", withoutName(spec, err))
 		return v, err
 	}
 	if err == nil {
 		v.add("handshake", true, "%s %s, contract version %d, after %s", h.Name, h.PluginVersion, h.Version, age(int64(found.Took)))
 	} else {
-		v.add("handshake", false, "%s %s refused", h.Name, h.PluginVersion)
+		v.add("handshake", false, "%s %s: %s", h.Name, h.PluginVersion, withoutName(spec, err))
 	}
 	v.features(h.Features, h.RequiredFeatures)
 	problems, serr := pluginhost.CheckOptions(h.ConfigSchema, spec.Options)
@@ -148,6 +148,10 @@ func (a *app) verify(cmd *cobra.Command, spec pluginhost.Spec, ref *pluginRef) (
 		v.add("options", true, "accepted")
 	}
 	return v, err
+}
+
+func withoutName(spec pluginhost.Spec, err error) string {
+	return strings.TrimPrefix(err.Error(), "plugin "+spec.Name+": ")
 }
 
 func (v *verification) features(has, needs []string) {
