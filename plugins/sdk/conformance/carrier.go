@@ -51,10 +51,10 @@ type Plugin interface {
 	// Send and SendControl queue one frame's events, in order, without blocking for long.
 	Send(events ...*contract.HostEvent) error
 	SendControl(events ...*contract.HostEvent) error
-	// SendRegion hands descriptors over; the caller keeps its own.
+	// SendRegion hands descriptors over; the caller keeps its own. memory is -1 for memory with a handle.
 	SendRegion(region uint64, memory, lease int) error
-	// Close ends the epoch in good order, within bound, and waits until it is gone.
-	Close(bound time.Duration) error
+	// Close ends the epoch in good order, or in haste once ctx is over, and waits until it is gone.
+	Close(ctx context.Context) error
 	// Process is nil for a plugin in this process.
 	Process() ProcessControl
 }
@@ -79,11 +79,13 @@ type ProcessControl interface {
 	Written() uint64
 	// Exit says how the process ended by itself: "exit status 0"; "" while it runs or when the host killed it.
 	Exit() string
-	// Orphans tells whether processes of its group outlived it, until the host killed them.
+	// Orphans tells whether descendants outlived it, until the host killed them.
 	Orphans() bool
-	// RuntimeDir is the private directory of the epoch; Leftovers names the sockets that the plugin left there,
-	// once it is reaped.
+	// RuntimeDir is the private directory of the epoch, TempDir its $TMPDIR: "" if the plugin has none of its own.
 	RuntimeDir() string
+	TempDir() string
+	// Leftovers names, once the plugin is closed, the sockets that it left in RuntimeDir, what it left in TempDir, and
+	// the files of /dev/shm that it made, held to the last and left.
 	Leftovers() []string
 }
 

@@ -172,7 +172,7 @@ func init() {
 > Grant of all pages to opener X; 12 Submits of 512 KiB
 > Revoke, while they run
 < Revoked(quiet=true)
-> Grant of the same pages to opener Y; Submits of Y
+> Grant of the same pages to opener Y; Submits of Y, of other bytes
 < Accepted, Done
 = the pages hold the bytes of Y, to the end`,
 			Run: func(t *T) {
@@ -188,9 +188,11 @@ func init() {
 						}
 					}
 					l.disown(stale)
+					l.makeWay(t, stale)
 					l.Generation = l.NewGeneration()
 					grant = l.Grant(l.Generation.Destination, l.Dst, Pages(0, l.Dst.Pages)...)
-					for _, op := range l.submitAll(func(_ int, s *Submit) { s.Keep = true }) {
+					// Each page gets other bytes than the old opener had for it.
+					for _, op := range l.submitAll(func(i int, s *Submit) { s.Src, s.Keep = l.op((i+1)%max(l.count, 2)).Src, true }) {
 						op.Done()
 					}
 					for _, op := range stale {

@@ -142,7 +142,7 @@ func leaseHangUp(t *T, n *Node) {
 	n.MayDie()
 	procDo(t, "hang up the control socket", n.Process().HangUp())
 	procExits(t, n, "its host dies")
-	t.Check(!n.Process().Orphans(), "R6", "the plugin to take its children along when its host dies", "processes of its group lived on")
+	t.Check(!n.Process().Orphans(), "R6", "the plugin to take its children along when its host dies", "processes that it started lived on")
 }
 
 // procClose ends the node's plugin in good order.

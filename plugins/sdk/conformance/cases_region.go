@@ -24,13 +24,13 @@ func init() {
 				const size = 3*4096 + 100
 				for _, at := range []uint64{0, 8, 4093, 8192, size - 8} {
 					r := t.B().NewMemory(size)
-					regionCanary(r, at)
+					r.putCanary(at)
 					e := t.B().OfferRegion(r, func(m *contract.RegionAdd) { m.CanaryOffset = at })
 					regionTaken(t, e)
 					got := binary.LittleEndian.Uint64(r.Bytes[at:])
 					t.Check(got == ^uint64(canary), "R4", fmt.Sprintf("the complement of the canary, %#x, at %d", ^uint64(canary), at), "%#x", got)
-					copy(r.Bytes[size-8:], r.shadow[size-8:])
-					copy(r.Bytes[at:], r.shadow[at:at+8])
+					r.restore(size - 8)
+					r.restore(at)
 					r.intact(t, "R4", "nothing but the canary to be written")
 				}
 			},
@@ -295,9 +295,6 @@ func init() {
 func (t *T) takes(kind contract.MemoryKind) bool {
 	return slices.Contains(t.A().Hello().GetMemoryKinds(), kind)
 }
-
-// regionCanary puts the canary where a case wants it.
-func regionCanary(r *Region, at uint64) { binary.LittleEndian.PutUint64(r.Bytes[at:], canary) }
 
 func regionTaken(t *T, e *contract.PluginEvent) {
 	t.Check(e.GetRegionReady() != nil, "R12", "RegionReady", "%s", Describe(e))

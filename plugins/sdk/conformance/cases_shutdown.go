@@ -29,7 +29,7 @@ func init() {
 				for _, n := range []*Node{t.A(), t.B()} {
 					shutdownClean(t, n)
 					left := n.Process().Leftovers()
-					t.Check(len(left) == 0, "R12", "no socket in the runtime directory once the plugin has exited", "%v", left)
+					t.Check(len(left) == 0, "R12", "no socket in the runtime directory, nothing in $TMPDIR and /dev/shm once the plugin has exited", "%v", left)
 				}
 			},
 		},
@@ -135,7 +135,7 @@ func init() {
 				stdioLoad(t)
 				for _, n := range []*Node{t.A(), t.B()} {
 					procClose(t, n)
-					t.Check(!n.Process().Orphans(), "R12", "a plugin that is shut down to take its children along", "processes of its group lived on")
+					t.Check(!n.Process().Orphans(), "R12", "a plugin that is shut down to take its children along", "processes that it started lived on")
 				}
 				leftoverNone(t)
 			},

@@ -301,6 +301,11 @@ type load struct {
 // newLoad makes a load of up to count ops of up to size bytes (a multiple of 4096), within the limits that
 // the plugin declares, with pages for two at least.
 func newLoad(t *T, from, to *Node, count int, size uint64) *load {
+	return newLoadOf(t, from, to, count, size, Shape{})
+}
+
+// newLoadOf is newLoad with what s says but the pages.
+func newLoadOf(t *T, from, to *Node, count int, size uint64, s Shape) *load {
 	limits := from.Hello().GetLimits()
 	if n := limits.GetMaxOpBytes(); n != 0 && n < size {
 		size = max(n&^4095, 4096)
@@ -318,7 +323,8 @@ func newLoad(t *T, from, to *Node, count int, size uint64) *load {
 		page /= 2
 	}
 	l := &load{count: count, per: uint32(size / page)}
-	l.Path = t.PathBetween(from, to, Shape{Pages: uint32(max(count, 2)) * l.per, PageBytes: page})
+	s.Pages, s.PageBytes = uint32(max(count, 2))*l.per, page
+	l.Path = t.PathBetween(from, to, s)
 	return l
 }
 

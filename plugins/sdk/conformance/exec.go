@@ -2,13 +2,17 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -77,12 +81,31 @@ func (c *execCarrier) Launch(ctx context.Context, id Identity, sink func(Arrival
 	if err != nil {
 		return nil, err
 	}
-	p := &execPlugin{dir: dir, reaped: make(chan struct{})}
+	p := &execPlugin{dir: dir, reaped: make(chan struct{}), shared: entriesOf(sharedDir)}
+	spec := c.spec
+	// A program gets a $TMPDIR of its own, so that what it leaves there is known for its own. (The host of a WASM
+	// module may keep compiled modules in the common one.)
+	if spec.Env["TMPDIR"] == "" && spec.Wasm == "" {
+		p.temp = filepath.Join(dir, "tmp")
+		if err := os.Mkdir(p.temp, 0o700); err != nil {
+			os.RemoveAll(dir)
+			return nil, err
+		}
+		spec.Env = maps.Clone(spec.Env)
+		if spec.Env == nil {
+			spec.Env = map[string]string{}
+		}
+		spec.Env["TMPDIR"] = p.temp
+	}
 	p.host, err = pluginhost.New(pluginhost.Config{
 		Node: id.Node, Incarnation: id.Incarnation, HostID: id.HostID, EngineVersion: "conformance", Features: hostFeatures,
 		RuntimeDir: dir, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Once: true, FirstEpoch: id.Epoch, HandshakeTimeout: id.HandshakeTimeout, Asking: id.Asking, Answered: id.Answered,
-		Linger:      lingerBound,
+		Linger: lingerBound,
+		Spawned: func(pid int) {
+			setMark(pid)
+			p.spawned.Store(int64(pid))
+		},
 		BeatTimeout: time.Hour, // a case that is about beats counts them
 		Tap: func(_ uint32, control bool, frame *contract.PluginFrame) {
 			sink(Arrival{Frame: frame, Control: control})
@@ -101,7 +124,7 @@ func (c *execCarrier) Launch(ctx context.Context, id Identity, sink func(Arrival
 		os.RemoveAll(dir)
 		return nil, err
 	}
-	p.plugin, err = p.host.Start(c.spec)
+	p.plugin, err = p.host.Start(spec)
 	if err == nil {
 		err = p.plugin.Ready(ctx)
 	}
@@ -121,12 +144,21 @@ func (c *execCarrier) Launch(ctx context.Context, id Identity, sink func(Arrival
 type execPlugin struct {
 	dir     string
 	runtime string
+	temp    string   // its $TMPDIR, "" if that is not its own
+	shared  []string // names in /dev/shm before it was started
 	host    *pluginhost.Host
 	plugin  *pluginhost.Plugin
 	epoch   uint32
 	pid     int
+	spawned atomic.Int64 // pid, known before the plugin is ready
 	hello   *contract.HandshakeResponse
 	reaped  chan struct{}
+
+	closing sync.Once
+	over    bool     // Close has ended; what follows is its:
+	closed  error    // the result
+	orphans bool     // see Orphans
+	left    []string // see Leftovers
 }
 
 func (p *execPlugin) lastError() error {
@@ -140,6 +172,14 @@ func (p *execPlugin) abandon() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = p.host.Close(ctx)
+	p.clear()
+}
+
+// clear takes away what is left of a plugin that is gone.
+func (p *execPlugin) clear() {
+	if pid := p.spawned.Load(); pid != 0 {
+		killStrays(int(pid))
+	}
 	os.RemoveAll(p.dir)
 }
 
@@ -148,37 +188,68 @@ func (p *execPlugin) Epoch() uint32                      { return p.epoch }
 func (p *execPlugin) Process() ProcessControl            { return p }
 
 func (p *execPlugin) Send(events ...*contract.HostEvent) error {
-	return p.patiently(func() error { return p.plugin.Send(p.epoch, events...) })
+	return p.plugin.Send(p.epoch, events...)
 }
 
 func (p *execPlugin) SendControl(events ...*contract.HostEvent) error {
-	return p.patiently(func() error { return p.plugin.SendControl(p.epoch, events...) })
+	return p.plugin.SendControl(p.epoch, events...)
 }
 
 func (p *execPlugin) SendRegion(region uint64, memory, lease int) error {
-	return p.patiently(func() error { return p.plugin.SendRegion(p.epoch, region, memory, lease) })
+	return p.plugin.SendRegion(p.epoch, region, memory, lease)
 }
 
-// patiently tries again while the queue towards the plugin is full: the suite sends in bursts.
-func (p *execPlugin) patiently(send func() error) error {
-	const bound, pause = 10 * time.Second, 2 * time.Millisecond
-	for deadline := time.Now().Add(bound); ; time.Sleep(pause) {
-		err := send()
-		if !errors.Is(err, pluginhost.ErrFull) || time.Now().After(deadline) {
-			return err
+func (p *execPlugin) Close(ctx context.Context) error {
+	p.closing.Do(func() {
+		held := sharedOf(group(p.pid))
+		p.closed = p.plugin.Stop(ctx)
+		if err := p.host.Close(ctx); p.closed == nil {
+			p.closed = err
+		}
+		p.orphans = p.plugin.Status().Orphans || ctx.Err() == nil && p.outlived()
+		p.left = append(p.plugin.Status().Leftovers, p.strewn(held)...)
+		p.over = true
+		p.clear()
+	})
+	return p.closed
+}
+
+// Orphans may be asked before Close of a plugin that has ended by itself.
+func (p *execPlugin) Orphans() bool {
+	if p.over {
+		return p.orphans
+	}
+	return p.plugin.Status().Orphans || p.outlived()
+}
+
+// outlived tells whether descendants live on, once the plugin is gone, that the host does not know of. They get the
+// time to follow it that the host gives those that it knows of.
+func (p *execPlugin) outlived() bool {
+	deadline := time.Now().Add(time.Second)
+	for pause := time.Millisecond; len(descendants(p.pid)) > 0; pause = min(2*pause, 50*time.Millisecond) {
+		if time.Now().After(deadline) {
+			return true
+		}
+		time.Sleep(pause)
+	}
+	return false
+}
+
+// strewn names what the plugin, which is gone, left where its host does not clean up. held are the files of /dev/shm
+// that it had at last.
+func (p *execPlugin) strewn(held []string) (left []string) {
+	if p.temp != "" {
+		for _, name := range entriesOf(p.temp) {
+			left = append(left, "$TMPDIR/"+name)
 		}
 	}
-}
-
-func (p *execPlugin) Close(bound time.Duration) error {
-	ctx, cancel := context.WithTimeout(context.Background(), bound)
-	defer cancel()
-	err := p.plugin.Stop(ctx)
-	if cerr := p.host.Close(ctx); err == nil {
-		err = cerr
+	for _, name := range held {
+		top, _, _ := strings.Cut(name, "/")
+		if _, err := os.Lstat(sharedDir + name); err == nil && !slices.Contains(p.shared, top) {
+			left = append(left, sharedDir+name)
+		}
 	}
-	os.RemoveAll(p.dir)
-	return err
+	return left
 }
 
 func (p *execPlugin) PID() int            { return p.pid }
@@ -191,8 +262,8 @@ func (p *execPlugin) Stdout() string      { return p.plugin.Status().Stdout }
 func (p *execPlugin) Stderr() string      { return p.plugin.Status().Stderr }
 func (p *execPlugin) Written() uint64     { return p.plugin.Status().Written }
 func (p *execPlugin) RuntimeDir() string  { return p.runtime }
-func (p *execPlugin) Leftovers() []string { return p.plugin.Status().Leftovers }
-func (p *execPlugin) Orphans() bool       { return p.plugin.Status().Orphans }
+func (p *execPlugin) TempDir() string     { return p.temp }
+func (p *execPlugin) Leftovers() []string { return p.left }
 func (p *execPlugin) Exit() string        { return p.plugin.Status().Exit }
 
 func (p *execPlugin) Signal(sig unix.Signal) error {

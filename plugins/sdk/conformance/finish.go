@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -28,7 +27,7 @@ func (t *T) finish() {
 // opsEnded: every op ended once (the ledger has seen to "once") and is quiet.
 func (t *T) opsEnded() {
 	for _, n := range t.nodes {
-		if n.Lost() != nil {
+		if !n.answers() {
 			continue
 		}
 		for _, o := range n.openOps() {
@@ -41,7 +40,7 @@ func (t *T) opsEnded() {
 // still unread when it comes.
 func (t *T) statsEmpty() {
 	for _, n := range t.nodes {
-		if n.Lost() != nil {
+		if !n.answers() {
 			continue
 		}
 		st := n.Stats()
@@ -53,8 +52,28 @@ func (t *T) statsEmpty() {
 	}
 }
 
+// answers tells whether the plugin can be asked for more: it lives, and has not kept silent in this case.
+func (n *Node) answers() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.lost == nil && !n.silent
+}
+
+// silent tells whether a plugin of the case has kept silent. What the case set up is not taken down then: its plugins
+// are about to be ended, and waiting for each of them again would tell nothing new.
+func (t *T) silent() bool {
+	return slices.ContainsFunc(t.nodes, func(n *Node) bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.silent
+	})
+}
+
 // pathsGone takes down what the case set up.
 func (t *T) pathsGone() {
+	if t.silent() {
+		return
+	}
 	for _, p := range slices.Clone(t.paths) {
 		p.teardown()
 	}
@@ -65,6 +84,9 @@ func (t *T) pathsGone() {
 
 // regionsGone: every region can be removed, and then nobody holds its lease or maps it.
 func (t *T) regionsGone() {
+	if t.silent() {
+		return
+	}
 	t.run.mu.Lock()
 	regions := slices.Clone(t.run.regions)
 	t.run.mu.Unlock()
@@ -83,24 +105,43 @@ func (t *T) regionsGone() {
 	})
 }
 
-// mapped names a process of a plugin that maps one of the regions.
+// mapped names a process of this machine that maps one of the regions: who does, and is not this process, has it from a
+// plugin.
 func (t *T) mapped(regions []*Region) string {
-	for _, n := range t.nodes {
-		p := n.Process()
-		if p == nil {
+	if !slices.ContainsFunc(t.nodes, func(n *Node) bool { return n.Process() != nil }) {
+		return "" // the plugins are this process, and what it maps is ours
+	}
+	return mappedBy(processes(), regions)
+}
+
+// mappedBy is mapped of some processes.
+func mappedBy(pids []int, regions []*Region) string {
+	for _, pid := range pids {
+		if pid == os.Getpid() {
 			continue
 		}
-		for _, pid := range group(p.PID()) {
-			for _, inode := range mappedInodes(pid) {
-				for _, r := range regions {
-					if r.inode == inode {
-						return fmt.Sprintf("process %d of %s maps region %d of %s", pid, n.Name, r.ID, r.node.Name)
-					}
+		for _, m := range mappingsOf(pid) {
+			if !strings.HasPrefix(m.path, "/memfd:") {
+				continue
+			}
+			for _, r := range regions {
+				if r.inode == m.inode {
+					return fmt.Sprintf("process %s maps region %d of %s", procNames([]int{pid}), r.ID, r.node.Name)
 				}
 			}
 		}
 	}
 	return ""
+}
+
+// processes returns those of all plugins of the case.
+func (t *T) processes() (pids []int) {
+	for _, n := range t.nodes {
+		if p := n.Process(); p != nil {
+			pids = append(pids, group(p.PID())...)
+		}
+	}
+	return pids
 }
 
 // memoryIntact: guards, neighbours and sources are as they were, and nobody has written to a page since the
@@ -118,6 +159,9 @@ func (t *T) memoryIntact() {
 
 // nothingLeft: descriptors, processes and files of the plugin are what they were before the case.
 func (t *T) nothingLeft() {
+	if t.silent() {
+		return
+	}
 	for _, n := range t.nodes {
 		if n.Lost() != nil || !n.hasBase || n.Process() == nil {
 			continue
@@ -139,15 +183,20 @@ func (t *T) eventually(rule, expected string, look func() string) {
 		if time.Now().After(deadline) {
 			t.Fail(rule, expected, "%s", got)
 		}
-		time.Sleep(pause)
+		select {
+		case <-time.After(pause):
+		case <-t.over:
+			t.Fail(rule, expected, "%s", got)
+		}
 	}
 }
 
-// footprint is what a process holds.
+// footprint is what a plugin holds.
 type footprint struct {
 	fds       int
 	processes int
-	files     int
+	files     int // in its runtime directory and its $TMPDIR
+	shared    int // files of /dev/shm
 }
 
 // measure takes the footprint before a case.
@@ -160,14 +209,18 @@ func (n *Node) measure() {
 }
 
 func footprintOf(p ProcessControl) (f footprint) {
-	for _, pid := range group(p.PID()) {
+	pids := group(p.PID())
+	for _, pid := range pids {
 		f.processes++
 		f.fds += len(entriesOf(fmt.Sprintf("/proc/%d/fd", pid)))
 	}
-	_ = filepath.WalkDir(p.RuntimeDir(), func(string, os.DirEntry, error) error {
-		f.files++
-		return nil
-	})
+	for _, dir := range []string{p.RuntimeDir(), p.TempDir()} {
+		_ = filepath.WalkDir(dir, func(string, os.DirEntry, error) error {
+			f.files++
+			return nil
+		})
+	}
+	f.shared = len(sharedOf(pids))
 	return f
 }
 
@@ -175,63 +228,15 @@ func footprintOf(p ProcessControl) (f footprint) {
 const slack = 4
 
 func (f footprint) exceededBy(now footprint) string {
-	switch {
-	case now.fds > f.fds+slack:
-		return fmt.Sprintf("%d open descriptors, %d before the first case", now.fds, f.fds)
+	switch { // what says most comes first: each of the others takes descriptors, too
 	case now.processes > f.processes:
 		return fmt.Sprintf("%d processes, %d before", now.processes, f.processes)
 	case now.files > f.files+slack:
-		return fmt.Sprintf("%d files in the runtime directory, %d before", now.files, f.files)
+		return fmt.Sprintf("%d files in the runtime directory and $TMPDIR, %d before", now.files, f.files)
+	case now.shared > f.shared+slack:
+		return fmt.Sprintf("%d files of /dev/shm open or mapped, %d before", now.shared, f.shared)
+	case now.fds > f.fds+slack:
+		return fmt.Sprintf("%d open descriptors, %d before the first case", now.fds, f.fds)
 	}
 	return ""
-}
-
-func entriesOf(dir string) []string {
-	d, err := os.Open(dir)
-	if err != nil {
-		return nil
-	}
-	defer d.Close()
-	names, _ := d.Readdirnames(-1)
-	return names
-}
-
-// group returns the live processes of a process group.
-func group(pgid int) (pids []int) {
-	for _, name := range entriesOf("/proc") {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
-			continue
-		}
-		stat, err := os.ReadFile("/proc/" + name + "/stat")
-		if err != nil {
-			continue
-		}
-		// pid (comm) state ppid pgrp …; comm may hold anything, so look behind the last ")".
-		_, rest, ok := strings.Cut(string(stat[max(0, strings.LastIndexByte(string(stat), ')')):]), ") ")
-		fields := strings.Fields(rest)
-		if !ok || len(fields) < 3 || fields[0] == "Z" || fields[2] != strconv.Itoa(pgid) {
-			continue
-		}
-		pids = append(pids, pid)
-	}
-	return pids
-}
-
-// mappedInodes returns the inodes that a process maps.
-func mappedInodes(pid int) (inodes []uint64) {
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
-	if err != nil {
-		return nil
-	}
-	for line := range strings.Lines(string(maps)) {
-		fields := strings.Fields(line)
-		if len(fields) < 6 || !strings.HasPrefix(fields[5], "/memfd:") {
-			continue
-		}
-		if inode, err := strconv.ParseUint(fields[4], 10, 64); err == nil {
-			inodes = append(inodes, inode)
-		}
-	}
-	return inodes
 }

@@ -67,6 +67,27 @@ func TestOutcomesAreALattice(t *testing.T) {
 
 // TestVerdict: a case that is left out decides nothing, a broken suite says nothing about the plugin, and a
 // known failure must fail.
+// TestKnownFailingThatDidNotRun: a pattern all of whose cases were unsupported or left out stood in the list for ever,
+// unseen.
+func TestKnownFailingThatDidNotRun(t *testing.T) {
+	cfg := Config{KnownFailing: []string{"a/*", "b/*", "c/one", "d/none"}}
+	result := func(id string, o Outcome, reason string) *Result {
+		return &Result{Case: &Case{ID: id}, Outcome: o, Reason: reason}
+	}
+	got := cfg.idle([]*Result{
+		result("a/one", Unsupported, "no GPU"), result("a/two", Unsupported, "no GPU"),
+		result("b/one", Unsupported, "no GPU"), result("b/two", Failed, ""),
+		result("c/one", Skipped, "it was not asked for"), result("c/two", Passed, ""),
+	})
+	want := []string{
+		`known-failing pattern "a/*" did not run here: no GPU`,
+		`known-failing pattern "c/one" did not run here: it was not asked for`,
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
 func TestVerdict(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -328,7 +349,7 @@ func TestExpand(t *testing.T) {
 func harness(t *testing.T) *Node {
 	t.Helper()
 	r := &runner{cfg: Config{Seed: 1, Scale: 1}}
-	n := &Node{Name: "A", ops: map[uint64]*Op{}, changed: make(chan struct{})}
+	n := &Node{Name: "A", run: t.Context(), ops: map[uint64]*Op{}, changed: make(chan struct{})}
 	n.attach(&T{Case: &Case{ID: "harness/test", Rule: "R4"}, run: r, trace: &recorder{}, broken: make(chan struct{}), nodes: []*Node{n, n}})
 	t.Cleanup(func() {
 		for _, region := range r.regions {

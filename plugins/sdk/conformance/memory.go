@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
@@ -118,8 +117,12 @@ func (p *memoryPlugin) SendControl(events ...*contract.HostEvent) error {
 	return p.control.HostSend(&contract.HostFrame{Events: events})
 }
 
-// SendRegion hands over copies of the descriptors: the session owns what it gets.
+// SendRegion hands over copies of the descriptors: the session owns what it gets. The SDK drops those of memory with a
+// handle, which it refuses.
 func (p *memoryPlugin) SendRegion(region uint64, memory, lease int) error {
+	if memory < 0 {
+		return nil
+	}
 	m, err := unix.FcntlInt(uintptr(memory), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("duplicate memory descriptor: %w", err)
@@ -133,7 +136,7 @@ func (p *memoryPlugin) SendRegion(region uint64, memory, lease int) error {
 	return nil
 }
 
-func (p *memoryPlugin) Close(time.Duration) error {
+func (p *memoryPlugin) Close(context.Context) error {
 	var err error
 	p.closed.Do(func() {
 		p.lose(pluginhost.ErrStopped, "")

@@ -29,6 +29,9 @@ type mangler struct {
 	out func(control bool, e *contract.PluginEvent) []*contract.PluginEvent
 	// memory sees the descriptor of a region; it does not own it.
 	memory func(region uint64, fd int)
+	// asked changes the request of the handshake, answered its answer.
+	asked    func(*contract.HandshakeRequest)
+	answered func(*contract.HandshakeResponse)
 
 	Plugin
 	mu     sync.Mutex                  // held while a hook runs
@@ -45,6 +48,21 @@ type mangler struct {
 func (c mangled) Launch(ctx context.Context, id Identity, sink func(Arrival)) (Plugin, error) {
 	m := &mangler{sink: sink, seen: map[uint64]*contract.Submit{}, behind: map[uint64]int{}}
 	c.fault(m)
+	ask, answer := id.Asking, id.Answered
+	id.Asking = func(r *contract.HandshakeRequest) {
+		for _, f := range []func(*contract.HandshakeRequest){ask, m.asked} {
+			if f != nil {
+				f(r)
+			}
+		}
+	}
+	id.Answered = func(r *contract.HandshakeResponse) {
+		for _, f := range []func(*contract.HandshakeResponse){m.answered, answer} {
+			if f != nil {
+				f(r)
+			}
+		}
+	}
 	p, err := c.Carrier.Launch(ctx, id, m.arrive)
 	if err != nil {
 		return nil, err
@@ -79,9 +97,12 @@ func (m *mangler) arrive(a Arrival) {
 
 // pass hands events to the suite as a host would get them.
 func (m *mangler) pass(control bool, events ...*contract.PluginEvent) {
+	if len(events) == 0 {
+		return
+	}
 	m.passing.Lock()
 	defer m.passing.Unlock()
-	if m.lost || len(events) == 0 {
+	if m.lost {
 		return
 	}
 	frame := &contract.PluginFrame{Events: events}
@@ -103,7 +124,7 @@ func (m *mangler) lose(err error) {
 		p := m.Plugin
 		m.mu.Unlock()
 		if p != nil {
-			_ = p.Close(time.Second)
+			_ = p.Close(context.Background())
 		}
 	})
 }
@@ -168,9 +189,9 @@ func (m *mangler) SendRegion(region uint64, memory, lease int) error {
 	return m.Plugin.SendRegion(region, memory, lease)
 }
 
-func (m *mangler) Close(bound time.Duration) error {
+func (m *mangler) Close(ctx context.Context) error {
 	m.later.Wait()
-	return m.Plugin.Close(bound)
+	return m.Plugin.Close(ctx)
 }
 
 // ends has f say what becomes of each end of an op; all else passes.
@@ -226,6 +247,10 @@ func regionReady(region uint64) *contract.PluginEvent {
 
 func regionRemoved(region uint64) *contract.PluginEvent {
 	return &contract.PluginEvent{Event: &contract.PluginEvent_RegionRemoved{RegionRemoved: &contract.RegionRemoved{Region: region}}}
+}
+
+func peerFailed(peer uint32, cause contract.Cause) *contract.PluginEvent {
+	return &contract.PluginEvent{Event: &contract.PluginEvent_PeerFailed{PeerFailed: &contract.PeerFailed{Peer: peer, Cause: cause}}}
 }
 
 func peerRemoved(peer uint32) *contract.PluginEvent {

@@ -36,6 +36,18 @@ var processMutants = []mutant{
 		fault: "started by hand it waits for a host that never comes"},
 	{name: "leaves-files", process: "leaves-files", also: []string{"loss/frozen-writer"}, killer: "loss/frozen-writer",
 		fault: "each op leaves a file in the runtime directory"},
+	{name: "leaks-grants", process: "leaks-grants", killer: "leak/grants",
+		fault: "64 KiB are kept of each grant"},
+	{name: "leaks-peers", process: "leaks-peers", killer: "leak/hundred-peers",
+		fault: "each peer leaves a descriptor open"},
+	{name: "leaks-plans", process: "leaks-plans", killer: "leak/plans",
+		fault: "64 KiB are kept of each plan"},
+	{name: "one-epoch-a-node", process: "one-epoch-a-node", killer: "loss/new-epoch-beside",
+		fault: "a new epoch of a writer takes the place of the one before it"},
+	{name: "two-lives-a-node", process: "two-lives-a-node", killer: "storm/kill",
+		fault: "a node that was started again for the second time is refused"},
+	{name: "daemon-keeps-memory", process: "daemon-keeps-memory", killer: "leftover/nothing-after-kill",
+		fault: "a daemon of the library holds large memory until it is told to let go, which a plugin that is killed does not do"},
 }
 
 // buildMutant builds the program in dir. Not under the race detector, for speed: it is the suite that is tested.

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -79,7 +80,7 @@ var hostMutants = []mutant{
 		},
 	},
 	{
-		name: "ignores-layer-range", killer: "layout/layer-range",
+		name: "ignores-layer-range", unsure: []string{"layout/layer-by-layer"}, killer: "layout/layer-range",
 		fault: "layer_range is declared, and all layers are moved",
 		backend: func(h *hooks) {
 			h.pieces = func(op *sdk.Op) (all []sdk.Copy) {
@@ -132,7 +133,59 @@ var hostMutants = []mutant{
 		},
 	},
 
+	{
+		name: "layers-are-repeats", killer: "layout/layer-by-layer",
+		fault: "what has arrived is noted by opener and pages: the second layer of the same pages is taken for a repetition",
+		backend: func(h *hooks) {
+			var mu sync.Mutex
+			seen := map[string]bool{}
+			h.transfer = func(b *reference, op *sdk.Op) {
+				from, to := op.Layers()
+				key := fmt.Sprint(op.Generation().Destination, op.Plan().ID, op.Destination())
+				mu.Lock()
+				again := to-from == 1 && seen[key]
+				seen[key] = true
+				mu.Unlock()
+				if again {
+					op.Done(contract.Lane_LANE_SHM)
+					return
+				}
+				b.move(op)
+			}
+		},
+	},
+	{
+		name: "plans-of-512-slices", killer: "layout/many-slices",
+		fault: "a plan keeps its first 512 slices",
+		backend: func(h *hooks) {
+			h.pieces = func(op *sdk.Op) []sdk.Copy {
+				pieces, n := slices.Collect(op.Pieces(pieceBytes)), len(op.Plan().Slices)
+				return pieces[:len(pieces)*min(n, 512)/max(n, 1)]
+			}
+		},
+	},
+
 	// Regions.
+	{
+		name: "registers-where-it-beats", killer: "beat/during-big-registration",
+		fault: "memory is registered by the thread that beats, and 128 MiB take it for ever",
+		frames: func(m *mangler) {
+			stuck := false
+			m.in = func(_ bool, e *contract.HostEvent) []*contract.HostEvent {
+				if e.GetRegionAdd().GetSize() >= 128<<20 {
+					stuck = true
+					return nil
+				}
+				return []*contract.HostEvent{e}
+			}
+			m.out = func(_ bool, e *contract.PluginEvent) []*contract.PluginEvent {
+				if stuck && e.GetBeat() != nil {
+					return nil
+				}
+				return one(e)
+			}
+		},
+	},
 	{
 		name: "canary-unanswered", killer: "region/canary-both-ways",
 		fault: "the complement of the canary is not written",
@@ -284,7 +337,7 @@ var hostMutants = []mutant{
 		},
 	},
 	{
-		name: "stats-overtakes", killer: "order/stats-is-a-barrier",
+		name: "stats-overtakes", unsure: []string{"drain/deadline", "drain/waits-for-open-ops"}, killer: "order/stats-is-a-barrier",
 		fault: "Stats is answered beside the queue in which the events of bursts wait",
 		frames: func(m *mangler) {
 			var held []*contract.PluginEvent
@@ -331,6 +384,10 @@ var hostMutants = []mutant{
 	},
 	{
 		name: "stats-hides-open-ops", killer: "order/stats-lists-open",
+		unsure: []string{
+			"abort/at-the-receiver", "beat/goes-with-dispatch", "deadline/is-a-hint", "drain/deadline", "drain/waits-for-open-ops",
+			"transfer/both-directions", "transfer/two-writers",
+		},
 		fault: "Stats lists at most 7 ops",
 		frames: func(m *mangler) {
 			m.stats(func(s *contract.Stats) { s.OpenOps = s.OpenOps[:min(7, len(s.OpenOps))] })
@@ -350,6 +407,40 @@ var hostMutants = []mutant{
 					return nil
 				}
 				return []*contract.HostEvent{e}
+			}
+		},
+	},
+	{
+		name: "feature-twice", killer: "handshake/says-what-it-is",
+		fault: "the features of two layers are listed one behind the other",
+		backend: func(h *hooks) {
+			h.info = func(i *sdk.Info) { i.Features = append(i.Features, i.Features[0]) }
+		},
+	},
+	{
+		name: "first-version-only", killer: "handshake/newer-host",
+		fault: "of the host's versions the first is looked at",
+		frames: func(m *mangler) {
+			m.asked = func(r *contract.HandshakeRequest) { r.Versions = r.Versions[:1] }
+		},
+	},
+	{
+		name: "any-version", killer: "handshake/no-common-version",
+		fault: "the host's versions are not looked at",
+		frames: func(m *mangler) {
+			m.asked = func(r *contract.HandshakeRequest) { r.Versions = []uint32{sdk.ContractVersion} }
+		},
+	},
+	{
+		name: "refuses-new-features", killer: "handshake/unknown-host-feature",
+		fault: "a feature of the host that is not known is an error",
+		frames: func(m *mangler) {
+			known := true
+			m.asked = func(r *contract.HandshakeRequest) { known = !slices.Contains(r.Features, "from-the-future") }
+			m.answered = func(r *contract.HandshakeResponse) {
+				if !known {
+					r.Version, r.Error = 0, "feature from-the-future is unknown"
+				}
 			}
 		},
 	},

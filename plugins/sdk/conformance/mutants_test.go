@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/terminus-kv/terminus/plugins/sdk"
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
 )
@@ -20,8 +22,9 @@ type mutant struct {
 	frames  func(*mangler)
 	process string
 	program string // its path
-	// also are cases that it runs although they stand apart.
-	also []string
+	// also are cases that it runs although they stand apart; those of which it is unsure, since whether they find it
+	// hangs on the moment, it does not run.
+	also, unsure []string
 }
 
 // largeOp is the size from which on a mutant can be caught in the middle of an op: it lingers there.
@@ -56,7 +59,7 @@ func one(e *contract.PluginEvent) []*contract.PluginEvent { return []*contract.P
 
 // memoryMutants run in memory: broken in how ops end, in when they are quiet, and in what the host asks of
 // a plugin beside ops.
-var memoryMutants = slices.Concat(endMutants, quietMutants, hostMutants)
+var memoryMutants = slices.Concat(endMutants, quietMutants, hostMutants, pairMutants, stormMutants)
 
 var endMutants = []mutant{
 	// How ops end: R1, R8.
@@ -73,7 +76,7 @@ var endMutants = []mutant{
 		},
 	},
 	{
-		name: "ends-twice", killer: "abort/before-submit",
+		name: "ends-twice", unsure: []string{"quiesce/region-removed"}, killer: "abort/before-submit",
 		fault: "the abort ends an op, and so does the thread that was at it",
 		frames: func(m *mangler) {
 			m.ends(func(_ *contract.Submit, end *End, e *contract.PluginEvent) []*contract.PluginEvent {
@@ -98,7 +101,7 @@ var endMutants = []mutant{
 		backend: func(h *hooks) { h.piece = linger },
 	},
 	{
-		name: "progress-after-end", also: []string{"layout/64-mib-op"}, killer: "progress/counts-bytes",
+		name: "progress-after-end", unsure: []string{"quiesce/region-removed"}, also: []string{"layout/64-mib-op"}, killer: "progress/counts-bytes",
 		fault: "progress is counted by a thread that does not know of the end",
 		frames: func(m *mangler) {
 			m.ends(func(op *contract.Submit, end *End, e *contract.PluginEvent) []*contract.PluginEvent {
@@ -110,7 +113,7 @@ var endMutants = []mutant{
 		},
 	},
 	{
-		name: "progress-goes-back", killer: "progress/counts-bytes",
+		name: "progress-goes-back", unsure: []string{"quiesce/region-removed"}, killer: "progress/counts-bytes",
 		fault: "progress is told per stream of a large op, not for the op",
 		frames: func(m *mangler) {
 			m.ends(func(op *contract.Submit, end *End, e *contract.PluginEvent) []*contract.PluginEvent {
@@ -122,7 +125,7 @@ var endMutants = []mutant{
 		},
 	},
 	{
-		name: "progress-beyond-size", killer: "progress/counts-bytes",
+		name: "progress-beyond-size", unsure: []string{"quiesce/region-removed"}, killer: "progress/counts-bytes",
 		fault: "bytes that were sent twice count twice",
 		frames: func(m *mangler) {
 			m.ends(func(op *contract.Submit, end *End, e *contract.PluginEvent) []*contract.PluginEvent {
@@ -170,7 +173,7 @@ var endMutants = []mutant{
 		},
 	},
 	{
-		name: "accepted-late", killer: "transfer/many-in-one-frame",
+		name: "accepted-late", killer: "order/accepted-first",
 		fault: "an op is accepted when the dispatcher, busy with the ops behind it, comes to say so; by then it has ended",
 		frames: func(m *mangler) {
 			held := map[uint64]*contract.PluginEvent{}
@@ -201,7 +204,7 @@ var endMutants = []mutant{
 		},
 	},
 	{
-		name: "wrong-lane", also: []string{"layout/64-mib-op"}, killer: "transfer/lane-as-announced",
+		name: "wrong-lane", unsure: []string{"quiesce/region-removed"}, also: []string{"layout/64-mib-op", "layout/pages-of-1-mib"}, killer: "transfer/lane-as-announced",
 		fault: "large ops fall back to a slower lane than the one that was announced",
 		backend: func(h *hooks) {
 			h.moved = func(_ *reference, op *sdk.Op, _ sdk.Copy) {
@@ -211,6 +214,18 @@ var endMutants = []mutant{
 				}
 				op.Done(contract.Lane_LANE_SHM)
 			}
+		},
+	},
+	{
+		name: "forgets-the-least-urgent", killer: "transfer/priorities",
+		fault: "the queue goes by the negated priority: the lowest number there is has no negative, and such an op is never found",
+		frames: func(m *mangler) {
+			m.ends(func(op *contract.Submit, _ *End, e *contract.PluginEvent) []*contract.PluginEvent {
+				if op.Priority == -1<<31 {
+					return nil
+				}
+				return one(e)
+			})
 		},
 	},
 	{
@@ -305,6 +320,19 @@ var endMutants = []mutant{
 		},
 	},
 	{
+		name: "frames-of-half-a-mib", killer: "proto/near-limit-frame",
+		fault: "a message of more than 512 KiB ends the stream",
+		frames: func(m *mangler) {
+			m.in = func(_ bool, e *contract.HostEvent) []*contract.HostEvent {
+				if proto.Size(e) > 512<<10 {
+					m.die("received message larger than max")
+					return nil
+				}
+				return []*contract.HostEvent{e}
+			}
+		},
+	},
+	{
 		name: "read-becomes-write", killer: "proto/read-refused",
 		fault: "the direction is not looked at",
 		frames: func(m *mangler) {
@@ -373,6 +401,42 @@ var endMutants = []mutant{
 		},
 	},
 	{
+		name: "answers-each-abort", killer: "abort/twice",
+		fault: "the second abort of an op is answered at once, beside the end that the first one brings",
+		frames: func(m *mangler) {
+			asked := map[uint64]int{}
+			m.in = func(_ bool, e *contract.HostEvent) []*contract.HostEvent {
+				if a := e.GetAbort(); a != nil && m.seen[a.Op] != nil {
+					if asked[a.Op]++; asked[a.Op] == 2 {
+						m.say(0, aborted(a.Op))
+					}
+				}
+				return []*contract.HostEvent{e}
+			}
+		},
+	},
+	{
+		name: "room-for-128-aborts", killer: "abort/storm",
+		fault: "of the aborts of a life 128 find room in a table; an op whose abort finds none never ends",
+		frames: func(m *mangler) {
+			n := 0
+			lost := map[uint64]bool{}
+			m.in = func(_ bool, e *contract.HostEvent) []*contract.HostEvent {
+				if a := e.GetAbort(); a != nil && m.seen[a.Op] != nil {
+					n++
+					lost[a.Op] = n > 128
+				}
+				return []*contract.HostEvent{e}
+			}
+			m.ends(func(op *contract.Submit, _ *End, e *contract.PluginEvent) []*contract.PluginEvent {
+				if lost[op.Op] {
+					return nil
+				}
+				return one(e)
+			})
+		},
+	},
+	{
 		name: "abort-makes-op", killer: "abort/unknown",
 		fault: "an abort of an unknown op is answered by its end",
 		frames: func(m *mangler) {
@@ -399,7 +463,7 @@ var endMutants = []mutant{
 		},
 	},
 	{
-		name: "aborted-done-op", killer: "abort/after-done",
+		name: "aborted-done-op", unsure: []string{"quiesce/region-removed"}, killer: "abort/after-done",
 		fault: "an abort of an op that is done is answered by a second end",
 		frames: func(m *mangler) {
 			ended := map[uint64]bool{}

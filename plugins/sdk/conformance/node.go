@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -9,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/terminus-kv/terminus/internal/pluginhost"
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
 )
 
@@ -17,6 +19,7 @@ type Node struct {
 	Name   string // in traces
 	ID     Identity
 	plugin Plugin
+	run    context.Context // of the run: closing is hasty once it is over
 
 	mu      sync.Mutex
 	t       *T            // the case that has it now, nil between two
@@ -27,6 +30,7 @@ type Node struct {
 	lost    error
 	reaped  bool
 	mayDie  bool // the case is about the plugin's death
+	silent  bool // it did not answer in this case
 	beats   int
 	beat    *contract.Beat
 	beatAt  time.Time // when the last one came
@@ -46,7 +50,7 @@ type Node struct {
 
 // launch starts a plugin. Its node belongs to nobody until attach.
 func launch(ctx context.Context, c Carrier, bound time.Duration, name string, id Identity) (*Node, error) {
-	n := &Node{Name: name, ID: id, changed: make(chan struct{}), ops: map[uint64]*Op{}}
+	n := &Node{Name: name, ID: id, run: ctx, changed: make(chan struct{}), ops: map[uint64]*Op{}}
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	p, err := c.Launch(ctx, id, n.arrive)
@@ -64,8 +68,11 @@ func launch(ctx context.Context, c Carrier, bound time.Duration, name string, id
 func (n *Node) attach(t *T) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.t, n.events, n.seen, n.ops, n.mayDie, n.logs = t, nil, 0, map[uint64]*Op{}, false, nil
+	n.t, n.events, n.seen, n.ops, n.mayDie, n.silent, n.logs = t, nil, 0, map[uint64]*Op{}, false, false, nil
 	n.pools, n.drained = nil, 0
+	if n.lost != nil {
+		t.lost(n.Name, fmt.Errorf("before the case began: %w", n.lost))
+	}
 }
 
 // Hello is what the plugin answered to the handshake.
@@ -136,7 +143,7 @@ func (n *Node) lose(err error) {
 	}
 	n.t.trace.add(n.Name, true, false, &contract.Fault{Rule: "-", Detail: "the plugin is lost: " + err.Error()})
 	if !n.mayDie {
-		n.t.violate("R12", "the plugin to live as long as its host wants it", err.Error(), nil)
+		n.t.lost(n.Name, err)
 	}
 }
 
@@ -181,8 +188,43 @@ func (n *Node) take(e *contract.PluginEvent, control bool) {
 // until waits until ok holds; ok is called with the lock held. rule and what name the failure.
 func (n *Node) until(rule, what string, ok func() bool) {
 	if got := n.waitFor(n.case_().Bound(), ok); got != "" {
-		n.case_().Fail(rule, what, "%s", got)
+		n.fail(rule, what, "%s", got)
 	}
+}
+
+// lossGrace is how much longer than for an answer the end of the plugin is waited for. What ends a plugin that
+// does not answer (a crash, or the budget of a guest's call, which is as long as an answer may take) tells why.
+const lossGrace = time.Second
+
+// fail ends the case because the plugin did not do what it was to do, unless its loss, which is a failure of its own,
+// is the reason.
+func (n *Node) fail(rule, expected, format string, args ...any) {
+	t := n.case_()
+	n.mu.Lock()
+	n.silent = true
+	n.mu.Unlock()
+	grace := time.NewTimer(max(lossGrace, t.scaled(lossGrace)))
+	defer grace.Stop()
+	for waiting := true; waiting; {
+		n.mu.Lock()
+		lost, mayDie, changed := n.lost != nil, n.mayDie, n.changed
+		n.mu.Unlock()
+		switch {
+		case lost && !mayDie:
+			t.stop()
+		case mayDie:
+			waiting = false
+			continue
+		}
+		select {
+		case <-changed:
+		case <-grace.C:
+			waiting = false
+		case <-n.run.Done():
+			waiting = false
+		}
+	}
+	t.Fail(rule, expected, format, args...)
 }
 
 func (n *Node) case_() *T {
@@ -216,15 +258,14 @@ func (n *Node) waitFor(bound time.Duration, ok func() bool) string {
 	}
 	for {
 		n.mu.Lock()
-		done, lost, changed := ok(), n.lost, n.changed
+		done, lost, mayDie, silent, changed := ok(), n.lost, n.mayDie, n.silent, n.changed
 		n.mu.Unlock()
-		if done {
+		switch {
+		case done:
 			return ""
-		}
-		if lost != nil {
-			if t.failed() && !t.ending {
-				t.stop()
-			}
+		case lost != nil && !mayDie, silent: // that is a failure already
+			t.stop()
+		case lost != nil:
 			return "the loss of the plugin: " + lost.Error()
 		}
 		select {
@@ -289,14 +330,30 @@ func (n *Node) send(control bool, events []*contract.HostEvent) {
 	if control {
 		send = n.plugin.SendControl
 	}
-	if err := send(events...); err != nil {
+	if err := n.patiently(func() error { return send(events...) }); err != nil {
 		n.mu.Lock()
 		mayDie := n.mayDie
 		n.mu.Unlock()
 		if mayDie {
 			return
 		}
-		t.Fail("R12", "the plugin to take what it is sent", "%v", err)
+		n.fail("R12", "the plugin to take what it is sent", "%v", err)
+	}
+}
+
+// patiently tries again while the queue towards the plugin is full: the suite sends in bursts.
+func (n *Node) patiently(send func() error) error {
+	const bound, pause = 10 * time.Second, 2 * time.Millisecond
+	for deadline := time.Now().Add(bound); ; {
+		err := send()
+		if !errors.Is(err, pluginhost.ErrFull) || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-n.case_().over:
+			return err
+		}
 	}
 }
 
@@ -356,10 +413,13 @@ func (n *Node) wait(bound time.Duration, rule, what string, ok func() bool) {
 	defer timer.Stop()
 	for {
 		n.mu.Lock()
-		done, changed := ok(), n.changed
+		done, lost, changed := ok(), n.lost != nil && !n.mayDie, n.changed
 		n.mu.Unlock()
 		if done {
 			return
+		}
+		if lost { // that is a failure already
+			t.stop()
 		}
 		select {
 		case <-changed:
@@ -410,7 +470,12 @@ func (n *Node) openOps() (open []*Op) {
 	return open
 }
 
-func (n *Node) close(bound time.Duration) error { return n.plugin.Close(bound) }
+// close ends the plugin, in good order within bound unless the run is interrupted.
+func (n *Node) close(bound time.Duration) error {
+	ctx, cancel := context.WithTimeout(n.run, bound)
+	defer cancel()
+	return n.plugin.Close(ctx)
+}
 
 // mutate copies a message, so that what was traced is not changed afterwards.
 func clone[M proto.Message](m M) M { return proto.Clone(m).(M) }

@@ -117,7 +117,7 @@ func (o *Op) await(rule, what string, ok func() bool) {
 	for {
 		left := bound - time.Since(began)
 		if left <= 0 {
-			t.Fail(rule, what, "nothing within %v; the plugin still lists the op as open", bound)
+			n.fail(rule, what, "nothing within %v; the plugin still lists the op as open", bound)
 		}
 		got := n.waitFor(min(probe, left), ok)
 		if got == "" {

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 
 	"github.com/terminus-kv/terminus/plugins/sdk"
@@ -18,8 +19,10 @@ type Shape struct {
 	// DstPageBytes and DstPages, if not 0, are the destination's: the caller gives its own plan.
 	DstPageBytes uint64
 	DstPages     uint32
-	NoPlan       bool
-	NoGrant      bool // receiver_checked plugins: the case grants by itself
+	// SrcKind and DstKind are the kinds of the memory; 0 means host memory.
+	SrcKind, DstKind contract.MemoryKind
+	NoPlan           bool
+	NoGrant          bool // receiver_checked plugins: the case grants by itself
 }
 
 // Path is everything that ops from one node to another need: memory, pools, the peer, a plan, a grant.
@@ -102,8 +105,8 @@ func (p *Path) furnish(s Shape) {
 		s.DstPageBytes, s.DstPages = s.PageBytes, s.Pages
 	}
 	s.Layers = max(s.Layers, 1)
-	p.SrcMem, p.Src = from.pool(s.Pages, s.PageBytes, s.Gap, s.Layers)
-	p.DstMem, p.Dst = to.pool(s.DstPages, s.DstPageBytes, s.Gap, s.Layers)
+	p.SrcMem, p.Src = from.poolOf(s.SrcKind, s.Pages, s.PageBytes, s.Gap, s.Layers)
+	p.DstMem, p.Dst = to.poolOf(s.DstKind, s.DstPages, s.DstPageBytes, s.Gap, s.Layers)
 	if !s.NoPlan {
 		var slices []*contract.Slice
 		for i := range s.Layers {
@@ -118,10 +121,14 @@ func (p *Path) furnish(s Shape) {
 
 // pool makes memory for a pool, with a few bytes before, between and behind, and the pool.
 func (n *Node) pool(pages uint32, pageBytes, gap uint64, layers uint32) (*Region, *Pool) {
+	return n.poolOf(contract.MemoryKind_MEMORY_KIND_HOST_SHM, pages, pageBytes, gap, layers)
+}
+
+func (n *Node) poolOf(kind contract.MemoryKind, pages uint32, pageBytes, gap uint64, layers uint32) (*Region, *Pool) {
 	const margin = 64
 	stride := pageBytes + gap
 	tensor := uint64(pages)*stride + margin
-	r := n.AddRegion(margin + uint64(layers)*tensor + margin)
+	r := n.addRegion(cmp.Or(kind, contract.MemoryKind_MEMORY_KIND_HOST_SHM), margin+uint64(layers)*tensor+margin)
 	var tensors []Tensor
 	for l := range layers {
 		tensors = append(tensors, Tensor{Region: r, Offset: margin + uint64(l)*tensor, PageStride: stride, PageBytes: pageBytes, Layer: l})
@@ -448,6 +455,7 @@ func (o *Op) destinations() (regions []*Region) {
 func (p *Path) arrived(o *Op) (bad string) {
 	for _, s := range o.spans {
 		s.dst.mu.Lock()
+		s.dst.pull(s.dstOff, s.n)
 		got, want := s.dst.Bytes[s.dstOff:][:s.n], s.src.shadow[s.srcOff:][:s.n]
 		if bad == "" && !bytes.Equal(got, want) {
 			for i := range got {
@@ -472,6 +480,7 @@ func (p *Path) quiet(o *Op) {
 		dst, shadow := s.dst.Bytes[s.dstOff:][:s.n], s.dst.shadow[s.dstOff:][:s.n]
 		switch {
 		case o.loose:
+			s.dst.pull(s.dstOff, s.n)
 			copy(shadow, dst)
 		case !o.keep:
 			if len(shadow) > 0 {
@@ -481,7 +490,9 @@ func (p *Path) quiet(o *Op) {
 				copy(shadow[n:], shadow[:n])
 			}
 			copy(dst, shadow)
+			s.dst.push(s.dstOff, s.n)
 		case o.state.end.Kind != "done":
+			s.dst.pull(s.dstOff, s.n)
 			copy(shadow, dst)
 		}
 		s.dst.mu.Unlock()

@@ -14,19 +14,23 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/terminus-kv/terminus/plugins/sdk/conformance/internal/cuda"
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
 )
 
-// Region is memory of a worker, played by the suite. Behind it lies a guard page that nobody may write.
+// Region is memory of a worker, played by the suite. Behind host memory lies a guard page that nobody may write.
 type Region struct {
 	ID    uint64
+	Kind  contract.MemoryKind
 	Size  uint64
-	Bytes []byte // the worker's mapping, Size bytes
+	Bytes []byte // the worker's mapping, Size bytes; of device memory a copy, see pull and push
 	node  *Node
-	all   []byte // Bytes and the guard
-	fd    int    // the memfd
-	mem   int    // a re-opened descriptor of it: what is handed out
-	lease [2]int // ours, and the one that is handed out, closed once it is
+	t     *T
+	gpu   *cuda.Memory // nil for host memory
+	all   []byte       // Bytes and the guard
+	fd    int          // the memfd
+	mem   int          // what is handed out: a re-opened descriptor of it, one of device memory, -1 if that has a handle
+	lease [2]int       // ours, and the one that is handed out, closed once it is
 	dev   uint64
 	inode uint64
 
@@ -52,16 +56,32 @@ func (n *Node) NewMemory(size uint64) *Region {
 }
 
 func (n *Node) newMemory(size uint64, seals int) *Region {
+	return n.memory(contract.MemoryKind_MEMORY_KIND_HOST_SHM, size, func(r *Region) error { return r.make(seals) })
+}
+
+// NewDeviceMemory is NewMemory on the GPU, of one of the CUDA kinds. Its size is rounded up to what the driver
+// hands out.
+func (n *Node) NewDeviceMemory(kind contract.MemoryKind, size uint64) *Region {
+	return n.memory(kind, size, (*Region).makeOnDevice)
+}
+
+func (n *Node) memory(kind contract.MemoryKind, size uint64, alloc func(*Region) error) *Region {
 	t := n.case_()
-	r := &Region{Size: size, node: n, fd: -1, mem: -1, lease: [2]int{-1, -1}, open: map[*Op]bool{}}
+	r := &Region{Kind: kind, Size: size, node: n, t: t, fd: -1, mem: -1, lease: [2]int{-1, -1}, open: map[*Op]bool{}}
 	t.run.keep(r)
-	if err := r.make(seals); err != nil {
-		t.broke("memory of %d bytes: %v", size, err)
+	err := alloc(r)
+	if err == nil {
+		r.lease, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	}
+	if err != nil {
+		t.broke("%v of %d bytes: %v", kind, size, err)
 	}
 	fill(r.Bytes, t.Rand())
 	r.shadow = bytes.Clone(r.Bytes)
-	for i := range r.all[size:] {
-		r.all[int(size)+i] = guardByte
+	r.push(0, r.Size)
+	guard := r.all[r.Size:]
+	for i := range guard {
+		guard[i] = guardByte
 	}
 	return r
 }
@@ -88,18 +108,49 @@ func (r *Region) make(seals int) (err error) {
 		return fmt.Errorf("stat memfd: %w", err)
 	}
 	r.dev, r.inode = st.Dev, st.Ino
-	if r.lease, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
-		return fmt.Errorf("lease: %w", err)
-	}
 	return nil
+}
+
+func (r *Region) makeOnDevice() (err error) {
+	if r.gpu, err = r.t.run.gpu.make(r.Kind, r.Size); err != nil {
+		return err
+	}
+	r.Size = r.gpu.Size
+	r.mem, r.gpu.FD = r.gpu.FD, -1 // a case may close it and put another in its place
+	r.Bytes = make([]byte, r.Size)
+	r.all = r.Bytes
+	return nil
+}
+
+// pull brings Bytes[off:off+n] up to date before they are looked at, push makes a change of them true. Host
+// memory needs neither.
+func (r *Region) pull(off, n uint64) {
+	if r.gpu != nil {
+		r.moved(r.gpu.Read(r.Bytes[off:][:n], off))
+	}
+}
+
+func (r *Region) push(off, n uint64) {
+	if r.gpu != nil {
+		r.moved(r.gpu.Write(r.Bytes[off:][:n], off))
+	}
+}
+
+// moved notes that the suite cannot reach the memory of the device. It may be called from any goroutine.
+func (r *Region) moved(err error) {
+	if err != nil {
+		r.t.errored("memory of the GPU: %v", err)
+	}
 }
 
 // free gives everything back. Called once, by the runner.
 func (r *Region) free() {
-	if r.all != nil {
+	if r.gpu != nil {
+		r.moved(r.gpu.Free())
+	} else if r.all != nil {
 		_ = unix.Munmap(r.all)
-		r.all, r.Bytes = nil, nil
 	}
+	r.all, r.Bytes = nil, nil
 	for _, fd := range []int{r.fd, r.mem, r.lease[0], r.lease[1]} {
 		if fd >= 0 {
 			unix.Close(fd)
@@ -123,7 +174,15 @@ func fill(b []byte, r *rand.Rand) {
 
 // AddRegion makes memory of size bytes (at least 8) known to the plugin and waits for RegionReady.
 func (n *Node) AddRegion(size uint64) *Region {
-	r := n.NewMemory(size)
+	return n.addRegion(contract.MemoryKind_MEMORY_KIND_HOST_SHM, size)
+}
+
+func (n *Node) addRegion(kind contract.MemoryKind, size uint64) (r *Region) {
+	if kind == contract.MemoryKind_MEMORY_KIND_HOST_SHM {
+		r = n.NewMemory(size)
+	} else {
+		r = n.NewDeviceMemory(kind, size)
+	}
 	n.HandOver(r, nil)
 	return r
 }
@@ -143,10 +202,11 @@ func (n *Node) registered(r *Region) {
 		t.Fail("R12", fmt.Sprintf("RegionReady of region %d", r.ID), "%s", Describe(f))
 	}
 	word := r.Bytes[r.Size-8:]
+	r.pull(r.Size-8, 8)
 	if got := binary.LittleEndian.Uint64(word); got != ^uint64(canary) {
 		t.Fail("R4", fmt.Sprintf("the complement of the canary, %#x, before RegionReady", ^uint64(canary)), "%#x", got)
 	}
-	copy(word, r.shadow[r.Size-8:])
+	r.restore(r.Size - 8)
 	r.export = e.GetRegionReady().GetExport()
 	t.Check(len(r.export) <= 64<<10, "R12", "an export of at most 64 KiB", "%d bytes", len(r.export))
 }
@@ -159,18 +219,18 @@ func (n *Node) OfferRegion(r *Region, change func(*contract.RegionAdd)) *contrac
 
 // sendRegion sends RegionAdd with the descriptors and does not wait.
 func (n *Node) sendRegion(r *Region, change func(*contract.RegionAdd)) {
-	t := n.case_()
 	r.ID = n.NewID()
-	binary.LittleEndian.PutUint64(r.Bytes[r.Size-8:], canary)
-	add := &contract.RegionAdd{
-		Region: r.ID, Kind: contract.MemoryKind_MEMORY_KIND_HOST_SHM, Size: r.Size, CanaryOffset: r.Size - 8, Canary: canary,
+	r.putCanary(r.Size - 8)
+	add := &contract.RegionAdd{Region: r.ID, Kind: r.Kind, Size: r.Size, CanaryOffset: r.Size - 8, Canary: canary}
+	if r.gpu != nil {
+		add.Handle = r.gpu.Handle // Device stays 0: the first one is where the suite makes memory
 	}
 	if change != nil {
 		change(add)
 	}
 	r.added = true
-	if err := n.plugin.SendRegion(r.ID, r.mem, r.lease[1]); err != nil {
-		t.Fail("R12", "the plugin to take descriptors on its control socket", "%v", err)
+	if err := n.patiently(func() error { return n.plugin.SendRegion(r.ID, r.mem, r.lease[1]) }); err != nil {
+		n.fail("R12", "the plugin to take descriptors on its control socket", "%v", err)
 	}
 	unix.Close(r.lease[1])
 	r.lease[1] = -1
@@ -183,9 +243,20 @@ func (n *Node) regionAnswer(r *Region) *contract.PluginEvent {
 	})
 	if e.GetRegionFailed() != nil {
 		r.added = false
-		copy(r.Bytes[r.Size-8:], r.shadow[r.Size-8:])
+		r.restore(r.Size - 8)
 	}
 	return e
+}
+
+// putCanary puts the canary of RegionAdd at a place, restore what was there before.
+func (r *Region) putCanary(at uint64) {
+	binary.LittleEndian.PutUint64(r.Bytes[at:], canary)
+	r.push(at, 8)
+}
+
+func (r *Region) restore(at uint64) {
+	copy(r.Bytes[at:], r.shadow[at:at+8])
+	r.push(at, 8)
 }
 
 // RemoveRegion sends RegionRemove and waits for RegionRemoved.
@@ -217,6 +288,7 @@ func (r *Region) Rewrite(off uint64, b []byte) {
 	defer r.mu.Unlock()
 	copy(r.Bytes[off:], b)
 	copy(r.shadow[off:], b)
+	r.push(off, uint64(len(b)))
 }
 
 // check compares memory with what it must be and says where it first differs, "" if nowhere.
@@ -231,6 +303,7 @@ func (r *Region) check() string {
 			return fmt.Sprintf("byte %d behind the end of region %d of %s was written", i, r.ID, r.node.Name)
 		}
 	}
+	r.pull(0, r.Size)
 	if bytes.Equal(r.Bytes, r.shadow) {
 		return ""
 	}

@@ -61,13 +61,14 @@ func (p *Path) forget(r *Region) {
 // free checks of regions that were removed what is checked of the others at the end of the case, and gives
 // their memory back.
 func (t *T) free(regions []*Region) {
+	pids := t.processes() // of these alone: a case may do this a thousand times
 	t.eventually("R4", "nobody to hold the lease of a region that was removed, or to map it", func() string {
 		for _, r := range regions {
 			if !r.LeaseEnded() {
 				return fmt.Sprintf("the lease of region %d of %s is held", r.ID, r.node.Name)
 			}
 		}
-		return t.mapped(regions)
+		return mappedBy(pids, regions)
 	})
 	for _, r := range regions {
 		if bad := r.check(); bad != "" {

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -25,7 +24,7 @@ type Config struct {
 	// for people at work: a run that leaves out a case is partial.
 	Run, Skip []string
 	// KnownFailing are patterns of cases that must fail: they run, a failure is expected, and a pass, like
-	// a pattern that matches nothing, makes the run not conformant.
+	// a pattern that matches nothing, makes the run not conformant. One whose cases did not run is noted.
 	KnownFailing []string
 	// Seed of everything random; 0 draws one. The report names it.
 	Seed uint64
@@ -42,6 +41,8 @@ type Config struct {
 
 	// each, if set, is called for every case and calls run, or does not: Test wraps it in a subtest.
 	each func(c *Case, run func() *Result)
+	// cuda is the library of the CUDA driver, for tests; "" means that of the machine.
+	cuda string
 }
 
 // Result is how one case ended.
@@ -81,6 +82,8 @@ type Results struct {
 	Took     time.Duration
 	Cases    []*Result
 	Problems []string // not of one case: a known-failing pattern that matches nothing
+	// Notes are not of one case either, and worth knowing: a known-failing pattern none of whose cases ran here.
+	Notes []string
 	// Interrupted: the context ended before the last case did.
 	Interrupted bool
 }
@@ -137,7 +140,8 @@ func Run(ctx context.Context, cfg Config) (*Results, error) {
 		return nil, err
 	}
 	r := &runner{ctx: ctx, cfg: cfg}
-	defer r.closePair()
+	defer r.gpu.close()
+	defer func() { r.close(closeBound, r.pair...) }()
 	res := &Results{Plugin: cfg.Carrier.String(), Seed: cfg.Seed, Began: time.Now()}
 	if res.Hello, err = r.probe(); ctx.Err() != nil {
 		return nil, ctx.Err()
@@ -161,6 +165,9 @@ func Run(ctx context.Context, cfg Config) (*Results, error) {
 	res.Took = time.Since(res.Began)
 	res.Interrupted = ctx.Err() != nil
 	res.Problems = cfg.unmatched()
+	if !res.Interrupted {
+		res.Notes = cfg.idle(res.Cases)
+	}
 	return res, nil
 }
 
@@ -218,6 +225,7 @@ type runner struct {
 	hello *contract.HandshakeResponse
 	pair  []*Node // shared by the cases that are not Fresh
 	nodes int     // launched so far, for names
+	gpu   gpu
 
 	mu      sync.Mutex
 	regions []*Region // of the running case
@@ -227,10 +235,6 @@ func (r *runner) keep(region *Region) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.regions = append(r.regions, region)
-}
-
-func withTimeout(d time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), d)
 }
 
 func (r *runner) launch(name string, id Identity) (*Node, error) {
@@ -247,37 +251,47 @@ func (r *runner) probe() (*contract.HandshakeResponse, error) {
 		return nil, err
 	}
 	hello := n.Hello()
-	_ = n.close(r.closeBound())
+	r.close(closeBound, n)
 	return hello, nil
 }
 
-func (r *runner) closeBound() time.Duration {
-	return time.Duration(float64(10*time.Second) * r.cfg.Scale)
+// A plugin has closeBound to finish what it is at before it is asked to exit. One of a case that failed most likely has
+// nothing left that it could finish.
+const (
+	closeBound       = 10 * time.Second
+	closeFailedBound = time.Second
+)
+
+// close ends plugins, all at once, and waits until they are gone.
+func (r *runner) close(bound time.Duration, nodes ...*Node) {
+	var work sync.WaitGroup
+	for _, n := range nodes {
+		work.Go(func() { _ = n.close(time.Duration(float64(bound) * r.cfg.Scale)) })
+	}
+	work.Wait()
 }
 
+// newPair starts both at once: the start is what takes the time when an interpreter runs the plugin.
 func (r *runner) newPair() ([]*Node, error) {
 	r.nodes++
-	var pair []*Node
-	for i, name := range []string{"A", "B"} {
-		n, err := r.launch(name, Identity{
-			Node: fmt.Sprintf("node-%d-%s", r.nodes, name), Incarnation: uint64(1000*r.nodes + i + 1), Epoch: 1, HostID: hostID,
+	names := []string{"A", "B"}
+	pair, errs := make([]*Node, len(names)), make([]error, len(names))
+	var work sync.WaitGroup
+	for i, name := range names {
+		work.Go(func() {
+			pair[i], errs[i] = r.launch(name, Identity{
+				Node: fmt.Sprintf("node-%d-%s", r.nodes, name), Incarnation: uint64(1000*r.nodes + i + 1), Epoch: 1, HostID: hostID,
+			})
 		})
+	}
+	work.Wait()
+	for _, err := range errs {
 		if err != nil {
-			for _, o := range pair {
-				_ = o.close(r.closeBound())
-			}
+			r.close(closeBound, slices.DeleteFunc(pair, func(n *Node) bool { return n == nil })...)
 			return nil, err
 		}
-		pair = append(pair, n)
 	}
 	return pair, nil
-}
-
-func (r *runner) closePair() {
-	for _, n := range r.pair {
-		_ = n.close(r.closeBound())
-	}
-	r.pair = nil
 }
 
 // runCase runs one case and everything that is checked after it.
@@ -324,9 +338,11 @@ func (r *runner) runCase(ctx context.Context, c *Case) *Result {
 	}
 	t.ending = true
 	// What every case checks has time of its own, however long the case took.
-	cleanup, stop := withTimeout(t.scaled(DefaultTimeout))
+	cleanup, stop := context.WithTimeout(r.ctx, t.scaled(DefaultTimeout))
 	t.over = cleanup.Done()
-	t.do((*T).finish)
+	if r.ctx.Err() == nil {
+		t.do((*T).finish)
+	}
 	stop()
 	t.settle(result)
 	r.put(t, pair)
@@ -350,11 +366,16 @@ func (t *T) do(f func(*T)) {
 
 // broke says that the suite itself failed and, from the case's goroutine, ends the case.
 func (t *T) broke(format string, args ...any) {
+	t.errored(format, args...)
+	runtime.Goexit()
+}
+
+// errored is broke for any goroutine: the case goes on.
+func (t *T) errored(format string, args ...any) {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.outcome = t.outcome.Raise(Errored)
 	t.failures = append(t.failures, Failure{"-", "the suite to work", fmt.Sprintf(format, args...)})
-	t.mu.Unlock()
-	runtime.Goexit()
 }
 
 // settle writes the outcome down.
@@ -383,16 +404,15 @@ func (r *runner) put(t *T, pair []*Node) {
 		n.t = nil
 		n.mu.Unlock()
 	}
-	for _, n := range t.fresh {
-		_ = n.close(r.closeBound())
+	ending, bound := t.fresh, closeBound
+	if t.failed() {
+		bound = closeFailedBound
 	}
-	bad := t.failed()
-	for _, n := range r.pair {
-		bad = bad || n.Lost() != nil
+	if t.failed() || r.ctx.Err() != nil || slices.ContainsFunc(r.pair, func(n *Node) bool { return n.Lost() != nil }) {
+		ending = slices.Concat(ending, r.pair)
+		r.pair = nil
 	}
-	if bad {
-		r.closePair()
-	}
+	r.close(bound, ending...)
 	r.mu.Lock()
 	regions := r.regions
 	r.regions = nil
@@ -418,8 +438,8 @@ func (r *runner) lacks(c *Case) string {
 			if !slices.Contains(r.hello.MemoryKinds, kind) {
 				return "the plugin does not take " + need[len("mem:"):] + " memory"
 			}
-			if _, err := os.Stat("/dev/nvidiactl"); err != nil {
-				return "this machine has no NVIDIA GPU (/dev/nvidiactl)"
+			if lacks := r.gpu.lacks(r.cfg.cuda, kind); lacks != "" {
+				return lacks
 			}
 		case NeedCollective:
 			if !slices.Contains(r.hello.Kinds, contract.Kind_KIND_COLLECTIVE) {

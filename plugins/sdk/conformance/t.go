@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/terminus-kv/terminus/internal/pluginhost"
 )
 
 // T is what a case talks to. Its methods end the case (by runtime.Goexit) when the plugin does not
@@ -29,6 +32,7 @@ type T struct {
 
 	mu       sync.Mutex
 	failures []Failure
+	losses   int    // how many of them, the first, are losses of plugins
 	reason   string // of Unsupported
 	outcome  Outcome
 	notes    []string
@@ -84,12 +88,30 @@ func (t *T) violate(rule, expected, got string, mark func(string)) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.record(len(t.failures), Failure{rule, expected, got})
+}
+
+// lost records the loss of a plugin. It goes before all else: what else was wrong most likely came of it, but was
+// seen first, as the end of a process shows in what is missing before its host is told. When the host has ended a plugin
+// that broke the contract, that breach is the first.
+func (t *T) lost(node string, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	at := len(t.failures)
+	if !errors.Is(err, pluginhost.ErrViolation) {
+		at = t.losses
+		t.losses++
+	}
+	t.record(at, Failure{"R12", "the plugin to live as long as its host wants it", fmt.Sprintf("the loss of the plugin of %s: %v", node, err)})
+}
+
+// record puts a failure at a place among the others. Called with the lock held.
+func (t *T) record(at int, f Failure) {
 	if len(t.failures) == 0 {
 		close(t.broken)
 	}
-	if len(t.failures) < maxFailures {
-		t.failures = append(t.failures, Failure{rule, expected, got})
-	}
+	t.failures = slices.Insert(t.failures, at, f)
+	t.failures = t.failures[:min(len(t.failures), maxFailures)]
 	t.outcome = t.outcome.Raise(Failed)
 }
 

@@ -37,6 +37,9 @@ func Test(t *testing.T, cfg Config) *Results {
 	for _, p := range res.Problems {
 		t.Error(p)
 	}
+	for _, n := range res.Notes {
+		t.Log(n)
+	}
 	return res
 }
 

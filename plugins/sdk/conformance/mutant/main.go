@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -33,6 +35,10 @@ func main() {
 	case "sleep": // a helper that somebody left behind
 		time.Sleep(30 * time.Second)
 		return
+	case "daemon": // nothing shows that it comes from the plugin: no group, environment or limit
+		_ = unix.Setrlimit(unix.RLIMIT_LOCKS, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
+		time.Sleep(30 * time.Second)
+		return
 	case "outlives-its-host":
 		keepControlOpen()
 	case "waits-by-hand":
@@ -51,8 +57,12 @@ type faulty struct {
 
 	dir string // of the epoch
 
-	lock  sync.Mutex
-	nodes map[string]uint64
+	lock    sync.Mutex
+	nodes   map[string][]uint64 // incarnations, in the order in which they came
+	writers map[string]*sdk.Peer
+	kept    [][]byte
+
+	daemons sync.Map // by region
 }
 
 func (b *faulty) Info() sdk.Info {
@@ -85,18 +95,102 @@ func (b *faulty) Start(ctx context.Context, s sdk.Start) ([]byte, error) {
 }
 
 func (b *faulty) AddPeer(p *sdk.Peer) (contract.Lane, error) {
-	if b.mode == "one-life-a-node" {
-		b.lock.Lock()
-		defer b.lock.Unlock()
-		if was, ok := b.nodes[p.Node]; ok && was != p.Incarnation {
-			return 0, fmt.Errorf("node %s is there already, as incarnation %d", p.Node, was)
+	switch b.mode {
+	case "one-life-a-node":
+		if lives := b.lives(p); lives > 1 {
+			return 0, fmt.Errorf("node %s is there already", p.Node)
 		}
-		if b.nodes == nil {
-			b.nodes = map[string]uint64{}
+	case "two-lives-a-node":
+		if lives := b.lives(p); lives > 2 {
+			return 0, fmt.Errorf("node %s was there %d times", p.Node, lives)
 		}
-		b.nodes[p.Node] = p.Incarnation
+	case "leaks-peers":
+		if _, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+			return 0, err
+		}
 	}
 	return b.Backend.AddPeer(p)
+}
+
+// lives counts the incarnations of a peer's node, up to this one.
+func (b *faulty) lives(p *sdk.Peer) int {
+	b.lock.Lock()
+	defer b.lock.Unlock()
+	if b.nodes == nil {
+		b.nodes = map[string][]uint64{}
+	}
+	if !slices.Contains(b.nodes[p.Node], p.Incarnation) {
+		b.nodes[p.Node] = append(b.nodes[p.Node], p.Incarnation)
+	}
+	return len(b.nodes[p.Node])
+}
+
+func (b *faulty) Accept(p *sdk.Peer) error {
+	if b.mode == "one-epoch-a-node" {
+		b.lock.Lock()
+		defer b.lock.Unlock()
+		if old := b.writers[p.Node]; old != nil && old.Epoch != p.Epoch {
+			b.Backend.Unaccept(old)
+		}
+		if b.writers == nil {
+			b.writers = map[string]*sdk.Peer{}
+		}
+		b.writers[p.Node] = p
+	}
+	return b.Backend.Accept(p)
+}
+
+func (b *faulty) AddRegion(r *sdk.Region) error {
+	if b.mode == "daemon-keeps-memory" && r.Size >= 32<<20 {
+		lease, err := unix.FcntlInt(uintptr(r.Lease), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		file := os.NewFile(uintptr(lease), "lease")
+		defer file.Close()
+		daemon := exec.Command("/proc/self/exe", "daemon")
+		daemon.Env, daemon.ExtraFiles, daemon.SysProcAttr = []string{}, []*os.File{file}, &unix.SysProcAttr{Setsid: true}
+		if err := daemon.Start(); err != nil {
+			return err
+		}
+		b.daemons.Store(r.ID, daemon)
+	}
+	return b.Backend.AddRegion(r)
+}
+
+func (b *faulty) RemoveRegion(r *sdk.Region) {
+	b.letGo(r.ID)
+	b.Backend.RemoveRegion(r)
+}
+
+// letGo ends the daemon that holds a region, if there is one.
+func (b *faulty) letGo(region any) {
+	if d, ok := b.daemons.LoadAndDelete(region); ok {
+		daemon := d.(*exec.Cmd)
+		_ = daemon.Process.Kill()
+		_ = daemon.Wait()
+	}
+}
+
+func (b *faulty) Grant(g *sdk.Grant) error {
+	if b.mode == "leaks-grants" {
+		b.keep(64 << 10)
+	}
+	return b.Backend.Grant(g)
+}
+
+// Geometry makes the backend an sdk.Planner.
+func (b *faulty) Geometry(e *contract.HostEvent) {
+	if b.mode == "leaks-plans" && e.GetPlanAdd() != nil {
+		b.keep(64 << 10)
+	}
+}
+
+// keep keeps n bytes of memory.
+func (b *faulty) keep(n int) {
+	b.lock.Lock()
+	defer b.lock.Unlock()
+	b.kept = append(b.kept, bytes.Repeat([]byte{1}, n))
 }
 
 func (b *faulty) Transfer(op *sdk.Op) {
@@ -131,6 +225,10 @@ func (b *faulty) Counters() map[string]uint64 {
 
 func (b *faulty) Close() error {
 	err := b.Backend.Close()
+	b.daemons.Range(func(region, _ any) bool {
+		b.letGo(region)
+		return true
+	})
 	switch b.mode {
 	case "never-exits":
 		select {}

@@ -15,8 +15,8 @@ import (
 )
 
 // Check compares a run with the YAML report that is committed beside the plugin, and with update writes that
-// file instead. A report is stale when the contract version, the plugin's name, kinds, memory kinds or features,
-// the ids of the cases or their outcomes differ; digest, versions, seed, date and times are not compared. A run of
+// file instead. A report is stale when the contract version, the plugin's name, kinds, memory kinds, features or
+// limits, the ids of the cases or their outcomes differ; digest, versions, seed, date and times are not compared. A run of
 // which `go test -run` chose only a part is not compared, nor one that failed.
 func Check(t testing.TB, res *conformance.Results, file string, update bool) {
 	t.Helper()
@@ -84,6 +84,7 @@ func (r *Report) compare(file string) error {
 	differ("plugin.kinds", old.Plugin.Kinds, now.Plugin.Kinds)
 	differ("plugin.memory", old.Plugin.Memory, now.Plugin.Memory)
 	differ("plugin.features", old.Plugin.Features, now.Plugin.Features)
+	differ("plugin.limits", old.Plugin.Limits, now.Plugin.Limits)
 	differ("verdict", old.Verdict, now.Verdict)
 	was, is := old.Cases.outcomes(), now.Cases.outcomes()
 	for _, id := range sortedIDs(was, is) {

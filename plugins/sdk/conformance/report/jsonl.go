@@ -55,7 +55,8 @@ func (r *Report) JSONLines(w io.Writer) error {
 		Profiles []Profile           `json:"profiles"`
 		Cases    Cases               `json:"cases"`
 		Problems []string            `json:"problems,omitempty"`
-	}{"summary", s.Verdict, s.Took, s.Cases.counts(), s.Profiles, s.Cases, s.Problems})
+		Notes    []string            `json:"notes,omitempty"`
+	}{"summary", s.Verdict, s.Took, s.Cases.counts(), s.Profiles, s.Cases, s.Problems, s.Notes})
 	for _, l := range lines {
 		if err := enc.Encode(l); err != nil {
 			return fmt.Errorf("write the JSON report: %w", err)

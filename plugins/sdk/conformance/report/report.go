@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/terminus-kv/terminus/plugins/sdk/conformance"
+	"github.com/terminus-kv/terminus/plugins/sdk/contract"
 )
 
 // Report is a run and what its results do not know of it.
@@ -37,6 +39,7 @@ type Summary struct {
 	Profiles []Profile           `json:"profiles"`
 	Cases    Cases               `json:"cases"`
 	Problems []string            `json:"problems,omitempty"`
+	Notes    []string            `json:"notes,omitempty"`
 }
 
 // Plugin is what the plugin says of itself, and what was executed.
@@ -49,6 +52,8 @@ type Plugin struct {
 	Kinds    []string `json:"kinds"`
 	Memory   []string `json:"memory"`
 	Features []string `json:"features"`
+	// Limits that it declares, by the names of the contract.
+	Limits map[string]uint64 `json:"limits,omitempty"`
 }
 
 // Profile is the outcome of one profile.
@@ -148,7 +153,7 @@ func (c Counts) result() string {
 func (r *Report) Summary() Summary {
 	s := Summary{
 		Verdict: r.Verdict(), Engine: r.Engine, Seed: r.Seed, Contract: r.Hello.GetVersion(),
-		Date: r.Began.UTC().Format(time.RFC3339), Took: conformance.Took(r.Took), Cases: casesOf(r.Cases), Problems: r.Problems,
+		Date: r.Began.UTC().Format(time.RFC3339), Took: conformance.Took(r.Took), Cases: casesOf(r.Cases), Problems: r.Problems, Notes: r.Notes,
 		Plugin: Plugin{
 			Name: clean(r.Hello.GetName()), Version: clean(r.Hello.GetPluginVersion()), Run: r.Plugin, SHA256: r.SHA256,
 			SDK: clean(strings.TrimSpace(r.Hello.GetSdk().GetLanguage() + " " + r.Hello.GetSdk().GetVersion())),
@@ -164,11 +169,21 @@ func (r *Report) Summary() Summary {
 	for i := range s.Plugin.Features {
 		s.Plugin.Features[i] = clean(s.Plugin.Features[i])
 	}
+	s.Plugin.Limits = limitsOf(r.Hello.GetLimits())
 	for _, p := range r.profiles() {
 		c := casesOf(p.cases)
 		s.Profiles = append(s.Profiles, Profile{Name: string(p.name), Result: c.counts().result(), Counts: c.counts()})
 	}
 	return s
+}
+
+func limitsOf(l *contract.Limits) map[string]uint64 {
+	limits := map[string]uint64{}
+	l.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		limits[string(f.Name())] = v.Uint()
+		return true
+	})
+	return limits
 }
 
 func enumName(name, prefix string) string {

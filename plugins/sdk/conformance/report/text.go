@@ -82,12 +82,15 @@ func Line(c *conformance.Result) string {
 	return strings.TrimRight(line, " ") + "\n"
 }
 
-// Conclusion is the last lines of a report: problems, counts and the verdict.
+// Conclusion is the last lines of a report: problems, notes, counts and the verdict.
 func (r *Report) Conclusion() string {
 	var b strings.Builder
 	s := r.Summary()
 	for _, p := range s.Problems {
 		fmt.Fprintf(&b, "problem: %s\n", p)
+	}
+	for _, n := range s.Notes {
+		fmt.Fprintf(&b, "note: %s\n", n)
 	}
 	fmt.Fprintf(&b, "%s in %s, seed %d: %s\n", s.Cases.counts(), s.Took, s.Seed, s.Verdict)
 	switch {
