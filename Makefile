@@ -33,7 +33,7 @@ demo: build ## move real KV cache between two engines on this machine and verify
 
 .PHONY: test
 test: build vet staticcheck venv ## vet, static check, all tests under the race detector, the Python packages
-	$(GO) test -race -timeout 15m -skip '^(TestConformance|TestMutants|TestSound)$$' $$($(GO) list ./... | grep -v /core/explore)
+	GORACE=atexit_sleep_ms=0 $(GO) test -race -timeout 15m -skip '^(TestConformance|TestMutants|TestSound)$$' $$($(GO) list ./... | grep -v /core/explore)
 	$(GO) test -timeout 15m ./core/explore # one goroutine and millions of states: not under the race detector
 	$(GO) test -timeout 15m -run '^(TestConformance|TestMutants|TestSound)$$' ./plugins/... # thousands of conversations: likewise
 	$(PYTHON) -W error::ResourceWarning -m unittest discover -s clients/python/tests

@@ -11,7 +11,7 @@ import (
 func TestTarget(t *testing.T) {
 	const size = 512
 	random := rand.New(rand.NewPCG(1, 2))
-	for range 500 {
+	for range 50 {
 		var open [size]bool
 		var goal target
 		for range 1 + random.IntN(3) {
