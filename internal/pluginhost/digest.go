@@ -21,7 +21,7 @@ func (s *Spec) Digest() (file, sum string, err error) {
 	if path, err = filepath.Abs(path); err != nil {
 		return "", "", fmt.Errorf("plugin %s: %w", s.Name, err)
 	}
-	f, err := openRegular(path)
+	f, err := OpenRegular(path)
 	if err != nil {
 		return "", "", fmt.Errorf("plugin %s: %w", s.Name, openError(what+" "+path, err))
 	}

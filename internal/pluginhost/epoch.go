@@ -174,7 +174,7 @@ func (e *epoch) start(stop <-chan struct{}) error {
 	e.mu.Unlock()
 	switch {
 	case pollution != "":
-		err = fmt.Errorf("it printed %s on stdout in place of its handshake; stdout belongs to the handshake, print to stderr", quote(pollution))
+		err = errors.New(pollution)
 	case timedOut && e.proc.address() == "":
 		err = fmt.Errorf("no handshake within %s: it runs, and prints nothing on stdout; is it a plugin of this engine?", e.p.h.cfg.HandshakeTimeout)
 	case timedOut:

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openRegular opens a file to be read or hashed. What is no file (a pipe, which would be waited for, or a
-// device, which has no end) is an error. Callers make an openError of it, which names the file.
-func openRegular(path string) (*os.File, error) {
+// OpenRegular opens a file that somebody has named, to be read or hashed. What is no file (a pipe, which would
+// be waited for, or a device, which has no end) is an error. The error names the file, as those of os.Open do.
+func OpenRegular(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -25,7 +25,7 @@ func openRegular(path string) (*os.File, error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, err
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	return f, nil
 }

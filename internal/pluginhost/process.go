@@ -58,6 +58,7 @@ type process struct {
 	orphans  bool   // descendants outlived the leader by more than forOrphans, if that is set
 	freed    bool   // the leader is reaped: its number may name a stranger
 	polluted string // the first line of stdout if it is not a handshake
+	unended  bool   // it would be one if it ended
 	addr     string // socket of the plugin
 }
 
@@ -210,6 +211,7 @@ func (p *process) drainStdout() {
 		}
 		p.mu.Lock()
 		p.polluted = string(text[:min(len(text), 200)])
+		p.unended = !complete && handshakeRE.Match(text)
 		if p.polluted == "" {
 			p.polluted = "\n"
 		}
@@ -355,11 +357,17 @@ func (p *process) said(begin string) string {
 	return "; stderr ends with " + quote(text)
 }
 
-// pollution returns what the plugin wrote to stdout in place of its handshake.
+// pollution says what the plugin wrote to stdout in place of its handshake, "" for nothing.
 func (p *process) pollution() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.polluted
+	switch {
+	case p.polluted == "":
+		return ""
+	case p.unended:
+		return fmt.Sprintf("it printed %s on stdout, and the line does not end; write a newline behind the handshake, and flush it", quote(p.polluted))
+	}
+	return fmt.Sprintf("it printed %s on stdout in place of its handshake; stdout belongs to the handshake, print to stderr", quote(p.polluted))
 }
 
 // quote cuts text to its last 1000 bytes for an error message.

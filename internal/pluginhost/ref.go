@@ -86,7 +86,7 @@ func (s *Spec) interpret() error {
 	if err != nil {
 		return nil // Start says so
 	}
-	f, err := openRegular(path)
+	f, err := OpenRegular(path)
 	if err != nil {
 		return nil
 	}

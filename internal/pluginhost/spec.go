@@ -180,7 +180,7 @@ func (p *program) inspect(s *Spec) error {
 		if err != nil {
 			return fmt.Errorf("script %s: %w", s.Script, err)
 		}
-		if pinned, err = openRegular(script); err != nil {
+		if pinned, err = OpenRegular(script); err != nil {
 			return openError("script "+script, err)
 		}
 		defer pinned.Close()
@@ -191,7 +191,7 @@ func (p *program) inspect(s *Spec) error {
 		if err != nil {
 			return fmt.Errorf("module %s: %w", s.Wasm, err)
 		}
-		if pinned, err = openRegular(module); err != nil {
+		if pinned, err = OpenRegular(module); err != nil {
 			return openError("module "+module, err)
 		}
 		defer pinned.Close()

@@ -2,6 +2,7 @@ package pluginhost
 
 import (
 	"bufio"
+	"bytes"
 	"io"
 	"strings"
 	"sync"
@@ -60,10 +61,15 @@ const maxLine = 4096
 func drain(r io.Reader, piece func(text []byte, complete bool)) {
 	br := bufio.NewReaderSize(r, maxLine)
 	for {
-		text, more, err := br.ReadLine()
-		if err != nil {
+		text, err := br.ReadSlice('\n')
+		text, complete := bytes.CutSuffix(text, []byte("\n"))
+		if complete {
+			piece(bytes.TrimSuffix(text, []byte("\r")), true)
+		} else if len(text) > 0 {
+			piece(text, false)
+		}
+		if err != nil && err != bufio.ErrBufferFull {
 			return
 		}
-		piece(text, !more)
 	}
 }
