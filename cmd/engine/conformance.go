@@ -3,13 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/terminus-kv/terminus/internal/config"
+	"github.com/terminus-kv/terminus/internal/pluginhost"
 	"github.com/terminus-kv/terminus/plugins/sdk/conformance"
 )
 
@@ -200,7 +200,7 @@ func newConformanceReplay(a *app) *cobra.Command {
 		Short: "Print the trace of a case and judge the order of its events again",
 		Long: `Print the trace of a case and judge the order of its events again: each operation accepted first, ended once,
 quiet once. What needs the memory of the run is not judged again; the marks of the run show it.
-Exit code 1 when the trace breaks a rule, 2 when the file is not a trace`,
+Exit code 1 when the trace breaks a rule, 2 when the file is not a trace, 4 when the result cannot be written`,
 		Example:     `  engine conformance replay results/traces/abort/mid-transfer.jsonl`,
 		Args:        arguments(1, 1, "one trace file"),
 		Annotations: effect(readOnly),
@@ -211,7 +211,7 @@ Exit code 1 when the trace breaks a rule, 2 when the file is not a trace`,
 }
 
 func (a *app) replay(name string) error {
-	f, err := os.Open(name)
+	f, err := pluginhost.OpenRegular(name)
 	if err != nil {
 		fmt.Fprintf(a.stderr, "engine: trace: %s\n", printable(err.Error(), ""))
 		return &reported{exitUsage}
@@ -257,7 +257,7 @@ func (a *app) replay(name string) error {
 		fmt.Fprintf(&b, "%s, %d breaches\n", count(len(trace.Entries), "event"), len(breaches))
 	}
 	if _, err := fmt.Fprint(a.stdout, printable(b.String(), "\n")); err != nil {
-		return err
+		return a.unwritten(err)
 	}
 	if len(breaches) > 0 {
 		return &reported{exitFailed}

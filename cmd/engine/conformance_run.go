@@ -18,8 +18,14 @@ import (
 	"github.com/terminus-kv/terminus/plugins/sdk/conformance/report"
 )
 
-// exitBroken: the conformance suite itself broke.
+// exitBroken: the conformance suite itself broke, or what it has to say could not be written.
 const exitBroken = 4
+
+// unwritten says why a report is missing or cut short. Whatever the verdict is, it has not arrived.
+func (a *app) unwritten(err error) error {
+	fmt.Fprintf(a.stderr, "engine: %s\n", printable(err.Error(), ""))
+	return &reported{exitBroken}
+}
 
 // conformanceRun is one command line.
 type conformanceRun struct {
@@ -51,9 +57,9 @@ Exit codes:
   0  conformant; also when cases were left out (--run, --skip, --profile) and no other failed: the report then
      says PARTIAL, which decides nothing
   1  not conformant, or interrupted
-  2  wrong usage or configuration
+  2  wrong usage or configuration, or no case is left to run
   3  the plugin never became ready
-  4  the suite itself broke
+  4  the suite itself broke, or a report could not be written
 
 --known-failing names cases that must fail: they run, and a pass, or a pattern that matches no case, makes the
 plugin not conformant. A pattern is a case ID in which * stands for any text within a word and ** for any words`,
@@ -73,7 +79,7 @@ plugin not conformant. A pattern is a case ID in which * stands for any text wit
 	f.StringArrayVar(&o.known, "known-failing", nil, "pattern of cases that must fail, or @FILE with one a line; # starts a comment")
 	f.Uint64Var(&o.seed, "seed", 0, "of everything that is random; 0 draws one")
 	f.Float64Var(&o.scale, "scale", o.scale, "multiplies every bound, for slow machines")
-	f.IntVar(&o.repeat, "repeat", o.repeat, "runs, each with the next seed; the first that is not good is the last")
+	f.IntVar(&o.repeat, "repeat", o.repeat, "runs, each with the next seed; the first that is not good is the last; JSON and JUnit report all, the others the last")
 	f.BoolVar(&o.fresh, "fresh", false, "give every case plugin processes of its own")
 	f.StringVar(&o.results, "results", "", "directory for report.txt, results.jsonl, junit.xml, report.yaml, report.html and traces of failures")
 	f.BoolVar(&o.traces, "trace", false, "keep the traces of all cases in --results")
@@ -116,6 +122,7 @@ func (o *conformanceRun) do(cmd *cobra.Command, a *app, args []string) error {
 	p := &progress{w: a.stderr, terminal: isTerminal(a.stderr), total: len(conformance.Cases())}
 	cfg.OnStart, cfg.OnResult = p.start, p.result
 	var rep *report.Report
+	var before []*report.Report
 	for i := range o.repeat {
 		p.n = 0
 		res, err := conformance.Run(cmd.Context(), cfg)
@@ -128,7 +135,10 @@ func (o *conformanceRun) do(cmd *cobra.Command, a *app, args []string) error {
 		case err != nil:
 			return &usageError{err, cmd}
 		}
-		rep = &report.Report{Results: res, Engine: thisBuild().Version, Flags: o.flags()}
+		if why := res.NothingRan(); why != "" && !res.Interrupted {
+			return &usageError{fmt.Errorf("no case is left to run: none of those that were chosen can run here (%s)", printable(why, "")), cmd}
+		}
+		rep = &report.Report{Results: res, Engine: thisBuild().Version, Flags: o.flags(), Before: before}
 		if o.repeat > 1 {
 			fmt.Fprintf(a.stderr, "run %d of %d: %s", i+1, o.repeat, rep.Conclusion())
 		}
@@ -136,15 +146,19 @@ func (o *conformanceRun) do(cmd *cobra.Command, a *app, args []string) error {
 			break
 		}
 		cfg.Seed = res.Seed + 1
+		for _, c := range res.Cases {
+			c.Trace = nil // of a good run that is not the last: no report shows it, and there may be many
+		}
+		before = append(before, rep)
 	}
 	if o.results != "" {
 		if err := rep.WriteDir(o.results, o.traces); err != nil {
-			return err
+			return a.unwritten(err)
 		}
 		fmt.Fprintf(a.stderr, "reports are in %s\n", o.results)
 	}
 	if err := o.print(a, rep); err != nil {
-		return err
+		return a.unwritten(err)
 	}
 	if code := verdictCode(rep); code != exitOK {
 		return &reported{code}
@@ -211,7 +225,7 @@ func knownFailing(value string) (patterns []string, err error) {
 	if !isFile {
 		return []string{value}, nil
 	}
-	f, err := os.Open(name)
+	f, err := pluginhost.OpenRegular(name)
 	if err != nil {
 		return nil, fmt.Errorf("--known-failing: %w", err)
 	}

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/terminus-kv/terminus/plugins/sdk"
 	"github.com/terminus-kv/terminus/plugins/sdk/conformance"
 	"github.com/terminus-kv/terminus/plugins/sdk/conformance/report"
@@ -157,7 +159,7 @@ func (c *cancelling) Write(b []byte) (int, error) {
 	return c.text.Write(b)
 }
 
-// TestConformanceRepeat: one run after the other, each with its seed, as JSON lines.
+// TestConformanceRepeat: one run after the other, each with its seed, all of them as JSON lines.
 func TestConformanceRepeat(t *testing.T) {
 	code, out, errOut := command(t, nil, "conformance", "run", "tcp", "--run", honestCase, "--seed", "40", "--repeat", "2", "-o", "json")
 	if code != exitOK {
@@ -172,7 +174,7 @@ func TestConformanceRepeat(t *testing.T) {
 	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil {
 		t.Fatal(err)
 	}
-	if last.Type != "summary" || last.Verdict != "partial" || last.Counts.Passed != 1 || len(lines) != len(conformance.Cases())+2 {
+	if last.Type != "summary" || last.Verdict != "partial" || last.Counts.Passed != 1 || len(lines) != 2*(len(conformance.Cases())+2) {
 		t.Errorf("%d lines, the last %+v", len(lines), last)
 	}
 }
@@ -241,6 +243,8 @@ func TestConformanceGoldens(t *testing.T) {
 		{"conformance_bad_options", "conformance run tcp --options []"},
 		{"conformance_bad_scale", "conformance run tcp --scale 0"},
 		{"conformance_bad_trace", "conformance run tcp --trace"},
+		{"conformance_unread_config", "conformance run exec:bin/engine-plugin-mine -c testdata/none.yaml"},
+		{"conformance_two_args", "conformance run mine -c testdata/none.yaml -- --verbose"},
 		{"conformance_bad_output", "conformance run tcp -o jnit"},
 		{"conformance_no_list", "conformance run tcp --known-failing @testdata/none.txt"},
 	} {
@@ -248,6 +252,90 @@ func TestConformanceGoldens(t *testing.T) {
 			code, out, errOut := command(t, nil, strings.Fields(g.args)...)
 			golden(t, g.name, fmt.Sprintf("$ engine %s\n%s--- stderr\n%s--- exit %d\n", g.args, out, errOut, code))
 		})
+	}
+}
+
+// TestConformanceUnwritten: a full disk made a plugin that passed look like one that broke the contract.
+func TestConformanceUnwritten(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	run := func(out io.Writer, args ...string) (int, string) {
+		var errOut bytes.Buffer
+		return execute(t.Context(), newApp(out, &errOut, nil), append([]string{"conformance"}, args...)), errOut.String()
+	}
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "junit.xml"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"-o", "text"}, {"-o", "json"}, {"-o", "junit"}, {"-o", "yaml"}, {"-o", "html"}, {"--results", dir}} {
+		code, errOut := run(full, append([]string{"run", "tcp", "--run", honestCase}, args...)...)
+		if code != exitBroken || strings.Count(errOut, "\n") != 1 || !strings.HasPrefix(errOut, "engine: ") {
+			t.Errorf("%v: exit %d\n%s", args, code, errOut)
+		}
+	}
+	if code, errOut := run(full, "replay", "testdata/trace.jsonl"); code != exitBroken || !strings.Contains(errOut, "no space left") {
+		t.Errorf("replay: exit %d\n%s", code, errOut)
+	}
+}
+
+// TestConformancePipes: a command that was given a named pipe waited for a writer, deaf to SIGTERM.
+func TestConformancePipes(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"replay", fifo},
+		{"replay", "/dev/zero"},
+		{"replay", t.TempDir()},
+		{"run", "tcp", "--known-failing", "@" + fifo},
+		{"run", "tcp", "--known-failing", "@/dev/zero"},
+		{"run", "tcp", "--results", fifo},
+		{"run", "tcp", "-c", fifo},
+		{"run", "tcp", "-c", "/dev/zero"},
+	} {
+		type ended struct {
+			code   int
+			errOut string
+		}
+		done := make(chan ended, 1)
+		go func() {
+			code, _, errOut := command(t, nil, append([]string{"conformance"}, args...)...)
+			done <- ended{code, errOut}
+		}()
+		select {
+		case e := <-done:
+			if e.code != exitUsage || !strings.Contains(e.errOut, args[len(args)-1][1:]) {
+				t.Errorf("%v: exit %d\n%s", args, e.code, e.errOut)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("%v waits for a writer", args)
+		}
+	}
+}
+
+// TestConformanceOfNothing: a run in which no case met the plugin exited 0.
+func TestConformanceOfNothing(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"tcp", "--profile", "collective-core"}, "profile collective-core has no cases"},
+		{[]string{"tcp", "--run", "abort/*", "--skip", "abort/*"}, "leave out all"},
+		{[]string{"tcp", "--run", "abort/*", "--profile", "transfer-core"}, "leave out all"},
+		{[]string{"exec:" + exe, "--run", "fence/outlives-the-answer", "--", "plugin", "liar"}, "the plugin does not declare fence_peer"},
+	} {
+		code, out, errOut := command(t, nil, append([]string{"conformance", "run"}, c.args...)...)
+		if code != exitUsage || out != "" || !strings.Contains(errOut, "no case is left to run: ") || !strings.Contains(errOut, c.says) {
+			t.Errorf("%v: exit %d\n%s%s", c.args, code, out, errOut)
+		}
 	}
 }
 

@@ -53,10 +53,17 @@ func (r *pluginRef) spec(a *app, cmd *cobra.Command, args []string) (pluginhost.
 	ref := args[0]
 	var s pluginhost.Spec
 	var err error
-	if len(r.configs) > 0 && !strings.ContainsAny(ref, ":/") && len(args) == 1 {
+	switch isName := !strings.ContainsAny(ref, ":/"); {
+	case len(r.configs) > 0 && isName && len(args) == 1:
 		s, err = r.configured(a, cmd, ref)
-	} else if s, err = pluginhost.ParseRef(ref, args[1:]); err != nil {
-		err = &usageError{err, cmd}
+	case len(r.configs) > 0 && isName:
+		err = &usageError{fmt.Errorf("plugin %s of -c has its arguments from there; leave out what is behind --, or -c", ref), cmd}
+	case len(r.configs) > 0:
+		err = &usageError{fmt.Errorf("-c is for a PLUGIN that is a name under plugins, and nothing of it would be used for %s; leave out -c, or name the plugin", ref), cmd}
+	default:
+		if s, err = pluginhost.ParseRef(ref, args[1:]); err != nil {
+			err = &usageError{err, cmd}
+		}
 	}
 	if err != nil {
 		return s, err

@@ -128,7 +128,7 @@ var handshakeWords = regexp.MustCompile(`[A-Za-z]+|[0-9]+`)
 func handshakeWith(t *T, change func(*contract.HandshakeRequest)) *contract.HandshakeResponse {
 	answers := make(chan *contract.HandshakeResponse, 1)
 	n, err := t.run.launch("door", Identity{
-		Node: "door", Incarnation: 1, Epoch: 1, HostID: hostID, Asking: change,
+		Node: t.run.newNode(), Incarnation: 1, Epoch: 1, HostID: hostID(), Asking: change,
 		Answered: func(r *contract.HandshakeResponse) { answers <- proto.Clone(r).(*contract.HandshakeResponse) },
 	})
 	if n != nil {

@@ -3,6 +3,7 @@ package conformance
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/terminus-kv/terminus/plugins/sdk"
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
@@ -93,6 +94,16 @@ func init() {
 				p := t.Path(Shape{Pages: n, PageBytes: page})
 				p.Submit(Submit{Src: Pages(0, n), Dst: Pages(0, n)}).Done()
 			},
+		},
+		Case{
+			ID: "layout/sizes-by-octave", Rule: "R1", Profile: TransferLayout, Timeout: time.Minute,
+			Title: "ops of two random sizes between each power of two and the next arrive, up to 64 MiB or the plugin's own limit",
+			Script: `
+> for each power of two below 64 MiB or Limits.max_op_bytes, by the seed: a Submit of one page, at most half as large
+  again, and a Submit of several pages, larger than that and below the next power
+< Accepted, Progress…, Done, of each
+= every byte; nothing else has changed`,
+			Run: layoutSizes,
 		},
 		Case{
 			ID: "layout/thousands-of-runs", Rule: "R1", Profile: TransferLayout,
@@ -350,6 +361,35 @@ func layoutPages(t *T, p *Path, n uint32, tensor layoutTensor) {
 	p.Submit(Submit{Src: Pages(0, 1), Dst: Pages(n-1, 1)}).Done()
 	p.Submit(Submit{Src: layoutSingles(layoutPerm(t, n, many)), Dst: Pages(0, many)}).Done()
 	p.Submit(Submit{Src: Pages(n-many, many), Dst: layoutSingles(layoutPerm(t, n, many))}).Done()
+}
+
+// layoutSizes is layout/sizes-by-octave. All ops are of the same memory, one after the other.
+func layoutSizes(t *T) {
+	const largest, margin = 64 << 20, 64
+	limit := uint64(largest)
+	l := t.A().Hello().GetLimits()
+	for _, n := range []uint64{l.GetMaxOpBytes(), l.GetMaxBytesPerPeer()} {
+		if n != 0 {
+			limit = min(limit, n)
+		}
+	}
+	p := t.Connect(t.A(), t.B(), 0)
+	from, to := t.A().AddRegion(limit+2*margin), t.B().AddRegion(limit+2*margin)
+	move := func(pages, bytes uint64) {
+		tensor := func(r *Region) Tensor {
+			return Tensor{Region: r, Offset: t.Rand().Uint64N(margin), PageStride: bytes, PageBytes: bytes}
+		}
+		src, dst := t.A().AddPool(uint32(pages), tensor(from)), t.B().AddPool(uint32(pages), tensor(to))
+		layoutPlan(p, src, dst, layoutWhole(src)...)
+		p.Submit(Submit{Src: Pages(0, uint32(pages)), Dst: Pages(0, uint32(pages))}).Done()
+	}
+	for octave := uint64(1); octave < largest && octave <= limit; octave *= 2 {
+		half := max(1, octave/2)
+		move(1, min(limit, octave+t.Rand().Uint64N(half)))
+		size := min(limit, octave+half+t.Rand().Uint64N(half))
+		pages := 1 + t.Rand().Uint64N(min(size, 32))
+		move(pages, size/pages)
+	}
 }
 
 func layoutUndeclared(t *T) {

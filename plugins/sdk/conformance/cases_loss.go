@@ -218,7 +218,7 @@ func lossSigkillReceiver(t *T) {
 	for _, o := range ops {
 		procEnded(t, o, "done", "failed")
 	}
-	procWorks(t, t.A(), t.Launch("other", t.B().ID.Incarnation+100, 1))
+	procWorks(t, t.A(), t.Launch(t.run.newNode(), t.B().ID.Incarnation+100, 1))
 }
 
 func lossStreamEOF(t *T) {

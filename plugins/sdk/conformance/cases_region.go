@@ -98,7 +98,7 @@ func init() {
 > RegionAdds whose descriptor is a file of a file system, a pipe
 < RegionFailed of each; the plugin lives`,
 			Run: func(t *T) {
-				file, err := os.CreateTemp("", "conf")
+				file, err := os.CreateTemp("", "node")
 				if err != nil {
 					t.broke("scratch file: %v", err)
 				}
@@ -202,7 +202,7 @@ func init() {
 					r := t.B().AddRegion(uint64(4096 + i*100_000))
 					t.B().RemoveRegion(r)
 					t.Check(r.LeaseEnded(), "R4", "the lease to have ended when RegionRemoved comes", "it is held")
-					bad := t.mapped([]*Region{r})
+					bad := t.held([]*Region{r})
 					t.Check(bad == "", "R4", "no mapping when RegionRemoved comes", "%s", bad)
 				}
 			},

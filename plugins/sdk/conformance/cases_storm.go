@@ -111,8 +111,9 @@ func stormDone(o *Op, aborted bool) {
 	if aborted {
 		want = "to be done or aborted"
 	}
-	end := o.Quiet()
+	end := o.End()
 	o.node.case_().Check(end.Kind == "done" || aborted && end.Kind == "aborted", "R1", fmt.Sprintf("op %d %s", o.ID, want), "%s", end)
+	o.Quiet()
 }
 
 // stormSlots keeps one open op a slot, on the slot's own pages of both pools.
@@ -459,6 +460,7 @@ func stormSlowHost(t *T) {
 	const bytes = 512
 	window := stormWindow(t, 256, bytes)
 	p := t.Path(Shape{Pages: uint32(window), PageBytes: bytes})
+	p.Submit(Submit{Src: Pages(0, 1), Dst: Pages(0, 1)}).Done() // what the plugin opens at its first op it may keep
 	base := leakMeasure(t)
 	for range 4 {
 		release := t.A().Hold()
@@ -478,7 +480,7 @@ func stormSlowHost(t *T) {
 			stormDone(o, aborted[o])
 		}
 	}
-	base.check(t, leakBytes)
+	base.check(t, base.grown)
 }
 
 func stormKill(t *T) {

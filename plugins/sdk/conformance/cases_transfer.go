@@ -289,7 +289,7 @@ func lands(change func(*contract.Submit)) func(*contract.Submit) {
 var nothing func(*contract.Submit)
 
 // transferThird starts a third engine.
-func transferThird(t *T) *Node { return t.Launch("C", 1_000_000+t.A().NewID(), 1) }
+func transferThird(t *T) *Node { return t.Launch(t.run.newNode(), 1_000_000+t.A().NewID(), 1) }
 
 // load is a path with room for several ops, each with pages of its own.
 type load struct {

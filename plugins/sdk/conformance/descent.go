@@ -26,14 +26,19 @@ var markBase = func() uint64 {
 
 const pidBits = 22 // of the largest process id that Linux gives
 
-// setMark marks a process that has just been started. Where the machine limits file locks it cannot, and only the
-// process group of the plugin is looked at.
+// setMark marks a process that has just been started, and takes from it the means to lift the mark: the hard limit
+// is the same, so that no larger one can be set (without privilege). Where the machine limits file locks it cannot, and
+// only the process group of the plugin is looked at.
 func setMark(pid int) {
 	var limit unix.Rlimit
 	if unix.Prlimit(pid, unix.RLIMIT_LOCKS, nil, &limit) != nil {
 		return
 	}
-	limit.Cur = markBase | uint64(pid)
+	mark := markBase | uint64(pid)
+	if limit.Max < mark {
+		return
+	}
+	limit.Cur, limit.Max = mark, mark
 	_ = unix.Prlimit(pid, unix.RLIMIT_LOCKS, &limit, nil)
 }
 
@@ -125,6 +130,45 @@ func mappingsOf(pid int) (list []mapping) {
 		}
 	}
 	return list
+}
+
+// memfd is how names of memory files begin, in /proc.
+const memfd = "/memfd:"
+
+// holders tells which of the regions processes have open or map, and who does; this process does not count.
+func holders(pids []int, regions []*Region) map[*Region]string {
+	held, byInode := map[*Region]string{}, map[uint64]*Region{}
+	for _, r := range regions {
+		if r.gpu == nil {
+			byInode[r.inode] = r
+		}
+	}
+	for _, pid := range pids {
+		if pid == os.Getpid() {
+			continue
+		}
+		found := func(does string, r *Region) {
+			if held[r] == "" {
+				held[r] = fmt.Sprintf("process %s %s region %d of %s", procNames([]int{pid}), does, r.ID, r.node.Name)
+			}
+		}
+		for _, m := range mappingsOf(pid) {
+			if r := byInode[m.inode]; r != nil && strings.HasPrefix(m.path, memfd) {
+				found("maps", r)
+			}
+		}
+		dir := fmt.Sprintf("/proc/%d/fd/", pid)
+		for _, fd := range entriesOf(dir) {
+			var st unix.Stat_t
+			if path, err := os.Readlink(dir + fd); err != nil || !strings.HasPrefix(path, memfd) || unix.Stat(dir+fd, &st) != nil {
+				continue
+			}
+			if r := byInode[st.Ino]; r != nil && r.dev == st.Dev {
+				found("has open", r)
+			}
+		}
+	}
+	return held
 }
 
 // sharedDir holds what programs share as POSIX shared memory.

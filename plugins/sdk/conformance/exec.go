@@ -77,7 +77,7 @@ func (c *execCarrier) digest() (file, sum string, err error) { return c.spec.Dig
 var hostFeatures = []string{sdk.FeatureReceiverChecked, sdk.FeatureByteProgress, sdk.FeatureFencePeer, sdk.FeatureStrided, sdk.FeatureLayerRange, sdk.FeatureRepage}
 
 func (c *execCarrier) Launch(ctx context.Context, id Identity, sink func(Arrival)) (Plugin, error) {
-	dir, err := os.MkdirTemp("", "conf") // short: the path of a unix socket ends at 108 bytes
+	dir, err := os.MkdirTemp("", "node") // short: the path of a unix socket ends at 108 bytes
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +98,7 @@ func (c *execCarrier) Launch(ctx context.Context, id Identity, sink func(Arrival
 		spec.Env["TMPDIR"] = p.temp
 	}
 	p.host, err = pluginhost.New(pluginhost.Config{
-		Node: id.Node, Incarnation: id.Incarnation, HostID: id.HostID, EngineVersion: "conformance", Features: hostFeatures,
+		Node: id.Node, Incarnation: id.Incarnation, HostID: id.HostID, EngineVersion: hostVersion, Features: hostFeatures,
 		RuntimeDir: dir, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Once: true, FirstEpoch: id.Epoch, HandshakeTimeout: id.HandshakeTimeout, Asking: id.Asking, Answered: id.Answered,
 		Linger: lingerBound,

@@ -5,11 +5,13 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/terminus-kv/terminus/internal/pluginhost"
 	"github.com/terminus-kv/terminus/plugins/sdk"
+	"github.com/terminus-kv/terminus/plugins/sdk/contract"
 	"github.com/terminus-kv/terminus/plugins/tcp"
 )
 
@@ -26,6 +28,7 @@ type faltering struct {
 	*tcp.Backend
 	mode string
 	node string
+	open sync.Once
 }
 
 func (b *faltering) Start(ctx context.Context, s sdk.Start) ([]byte, error) {
@@ -38,6 +41,13 @@ func (b *faltering) AddRegion(r *sdk.Region) error {
 		time.Sleep(time.Hour)
 	}
 	return b.Backend.AddRegion(r)
+}
+
+func (b *faltering) AddPeer(p *sdk.Peer) (contract.Lane, error) {
+	if b.mode == "keeps a descriptor a peer" {
+		openMany(1)
+	}
+	return b.Backend.AddPeer(p)
 }
 
 func (b *faltering) RemoveRegion(r *sdk.Region) {
@@ -70,6 +80,10 @@ func (b *faltering) Transfer(op *sdk.Op) {
 	case "swallows ops":
 		op.Async()
 		return
+	case "opens late":
+		b.open.Do(func() { openMany(30) })
+	case "keeps a descriptor an op":
+		openMany(1)
 	}
 	b.Backend.Transfer(op)
 }

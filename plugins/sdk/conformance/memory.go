@@ -26,7 +26,7 @@ func (memoryCarrier) String() string { return "memory" }
 func (memoryCarrier) InProcess() bool { return true }
 
 func (c memoryCarrier) Launch(ctx context.Context, id Identity, sink func(Arrival)) (Plugin, error) {
-	dir, err := os.MkdirTemp("", "conf")
+	dir, err := os.MkdirTemp("", "node")
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +35,7 @@ func (c memoryCarrier) Launch(ctx context.Context, id Identity, sink func(Arriva
 		own: sdk.NewSession(c.newBackend()), session: sdk.NewPipe(), control: sdk.NewPipe(),
 	}
 	request := &contract.HandshakeRequest{
-		Versions: []uint32{sdk.ContractVersion}, EngineVersion: "conformance", Node: id.Node, Incarnation: id.Incarnation,
+		Versions: []uint32{sdk.ContractVersion}, EngineVersion: hostVersion, Node: id.Node, Incarnation: id.Incarnation,
 		Epoch: id.Epoch, RuntimeDir: dir, HostId: id.HostID, Features: hostFeatures,
 	}
 	if id.Asking != nil {

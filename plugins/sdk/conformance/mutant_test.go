@@ -275,7 +275,7 @@ func (m *mutant) compare(t *testing.T, failing map[string]*Result) {
 var apart = []string{
 	"abort/before-submit", "abort/many-overtake", "abort/mid-transfer", "abort/neighbours-unharmed", "abort/queued", "abort/storm", "abort/twice",
 	"beat/during-big-registration", "beat/every-second", "drain/abort-what-is-left", "fence/live-writer", "generation/room-reuse",
-	"layout/64-mib-op", "layout/pages-of-1-mib", "leak/*",
+	"layout/64-mib-op", "layout/pages-of-1-mib", "layout/sizes-by-octave", "leak/*",
 	"lease/host-gone-busy", "lease/host-gone-receiver", "lease/host-gone-registering", "leftover/nothing-after-kill", "loss/*",
 	"order/last-seq", "order/stats-is-a-barrier", "peer/added-again", "peer/remove-ends-open-ops", "progress/counts-bytes", "proto/near-limit-frame",
 	"quiesce/aborted-pages-reused", "quiesce/not-before-last-write", "quiesce/peer-removed", "quiesce/revoked", "quiesce/stays-quiet", "quiesce/writer-dropped",

@@ -204,6 +204,19 @@ var endMutants = []mutant{
 		},
 	},
 	{
+		name: "two-thresholds", killer: "layout/sizes-by-octave",
+		fault: "ops below 20 MiB are copied and those from 60 MiB on are mapped; for what lies between nobody moves a byte",
+		backend: func(h *hooks) {
+			h.transfer = func(b *reference, op *sdk.Op) {
+				if op.Bytes() >= 20<<20 && op.Bytes() < 60<<20 {
+					op.Done(contract.Lane_LANE_SHM)
+					return
+				}
+				b.move(op)
+			}
+		},
+	},
+	{
 		name: "wrong-lane", unsure: []string{"quiesce/region-removed"}, also: []string{"layout/64-mib-op", "layout/pages-of-1-mib"}, killer: "transfer/lane-as-announced",
 		fault: "large ops fall back to a slower lane than the one that was announced",
 		backend: func(h *hooks) {

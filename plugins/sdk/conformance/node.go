@@ -34,6 +34,7 @@ type Node struct {
 	beats   int
 	beat    *contract.Beat
 	beatAt  time.Time // when the last one came
+	endAt   time.Time // when the last end of an op came
 	logs    []string
 	gate    chan struct{} // not nil: arrivals on Session wait until it is closed (Hold)
 	pools   []uint64      // of the case
@@ -177,6 +178,7 @@ func (n *Node) take(e *contract.PluginEvent, control bool) {
 	}
 	if end != nil {
 		end.At = time.Now()
+		n.endAt = end.At
 	}
 	if rule, expected, got := op.state.step(e, end); rule != "" {
 		n.t.violate(rule, expected, fmt.Sprintf("%s (op %d)", got, id), mark)
@@ -262,6 +264,7 @@ func (n *Node) waitFor(bound time.Duration, ok func() bool) string {
 		n.mu.Unlock()
 		switch {
 		case done:
+			t.inTime()
 			return ""
 		case lost != nil && !mayDie, silent: // that is a failure already
 			t.stop()
@@ -279,8 +282,8 @@ func (n *Node) waitFor(bound time.Duration, ok func() bool) string {
 				continue
 			}
 			return fmt.Sprintf("nothing within %v", bound)
-		case <-t.over:
-			return fmt.Sprintf("nothing within the %v of the case", t.timeout())
+		case <-n.run.Done():
+			return interrupted
 		}
 	}
 }
@@ -351,7 +354,7 @@ func (n *Node) patiently(send func() error) error {
 		}
 		select {
 		case <-time.After(pause):
-		case <-n.case_().over:
+		case <-n.run.Done():
 			return err
 		}
 	}
@@ -416,6 +419,7 @@ func (n *Node) wait(bound time.Duration, rule, what string, ok func() bool) {
 		done, lost, changed := ok(), n.lost != nil && !n.mayDie, n.changed
 		n.mu.Unlock()
 		if done {
+			t.inTime()
 			return
 		}
 		if lost { // that is a failure already
@@ -425,8 +429,8 @@ func (n *Node) wait(bound time.Duration, rule, what string, ok func() bool) {
 		case <-changed:
 		case <-timer.C:
 			t.Fail(rule, fmt.Sprintf("%s within %v", what, t.scaled(bound)), "nothing")
-		case <-t.over:
-			t.timedOut("waiting for " + what)
+		case <-n.run.Done():
+			t.Fail(rule, what, "%s", interrupted)
 		}
 	}
 }

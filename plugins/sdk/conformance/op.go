@@ -66,9 +66,9 @@ func (o *Op) Quiet() End {
 
 // Done waits for the op to be quiet and fails the case unless it was done.
 func (o *Op) Done() End {
-	end := o.Quiet()
+	end := o.End()
 	o.node.case_().Check(end.Kind == "done", o.node.case_().Case.Rule, fmt.Sprintf("op %d to be done", o.ID), "%s", end)
-	return end
+	return o.Quiet()
 }
 
 // Ended tells whether the end has come.
@@ -107,7 +107,8 @@ func (o *Op) Abort() *Op {
 const probeAfter = 200 * time.Millisecond
 
 // await waits for something of the op. A plugin that has forgotten the op is found out by Stats, so that a
-// silent loss does not cost the whole bound.
+// silent loss does not cost the whole bound. The bound begins anew whenever another op ends: the plugin may do them one
+// at a time, and in its own order.
 func (o *Op) await(rule, what string, ok func() bool) {
 	n, t := o.node, o.node.case_()
 	bound := t.Bound()
@@ -124,10 +125,14 @@ func (o *Op) await(rule, what string, ok func() bool) {
 			return
 		}
 		n.mu.Lock()
-		lost := n.lost
+		lost, ended := n.lost, n.endAt
 		n.mu.Unlock()
 		if lost != nil {
 			t.Fail("R12", what, "the loss of the plugin: %v", lost)
+		}
+		if ended.After(began) {
+			t.inTime()
+			began = ended
 		}
 		if time.Since(began) >= bound {
 			continue

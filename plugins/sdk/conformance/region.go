@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -34,8 +35,10 @@ type Region struct {
 	dev   uint64
 	inode uint64
 
-	export []byte
-	added  bool
+	export  []byte
+	added   bool
+	removed time.Time // when RegionRemoved came
+	checked time.Time // when check last began
 
 	mu     sync.Mutex
 	shadow []byte // what Bytes must be, outside of loose ranges
@@ -87,7 +90,7 @@ func (n *Node) memory(kind contract.MemoryKind, size uint64, alloc func(*Region)
 }
 
 func (r *Region) make(seals int) (err error) {
-	if r.fd, err = unix.MemfdCreate("conformance", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err != nil {
+	if r.fd, err = unix.MemfdCreate("terminus-region", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err != nil {
 		return fmt.Errorf("memfd: %w", err)
 	}
 	if err := unix.Ftruncate(r.fd, int64(r.Size)+guardBytes); err != nil {
@@ -151,10 +154,16 @@ func (r *Region) free() {
 		_ = unix.Munmap(r.all)
 	}
 	r.all, r.Bytes = nil, nil
-	for _, fd := range []int{r.fd, r.mem, r.lease[0], r.lease[1]} {
-		if fd >= 0 {
-			unix.Close(fd)
+	r.closeAll()
+}
+
+// closeAll closes the descriptors of the region.
+func (r *Region) closeAll() {
+	for _, fd := range []*int{&r.fd, &r.mem, &r.lease[0], &r.lease[1]} {
+		if *fd >= 0 {
+			unix.Close(*fd)
 		}
+		*fd = -1
 	}
 }
 
@@ -269,6 +278,7 @@ func (n *Node) RemoveRegion(r *Region) {
 	n.Until("R12", fmt.Sprintf("RegionRemoved of region %d", r.ID), func(e *contract.PluginEvent) bool {
 		return e.GetRegionRemoved() != nil && e.GetRegionRemoved().Region == r.ID
 	})
+	r.removed = time.Now()
 }
 
 // LeaseEnded tells whether nobody holds the other end of the region's lease any more. A process that this one
@@ -298,6 +308,7 @@ func (r *Region) check() string {
 	if r.all == nil {
 		return ""
 	}
+	r.checked = time.Now()
 	for i, b := range r.all[r.Size:] {
 		if b != guardByte {
 			return fmt.Sprintf("byte %d behind the end of region %d of %s was written", i, r.ID, r.node.Name)

@@ -6,9 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
-
-	"google.golang.org/protobuf/proto"
 
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
 )
@@ -81,13 +78,19 @@ func ReadTrace(r io.Reader) (*Trace, error) {
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
 			return nil, bad(err)
 		}
+		if last := len(t.Entries) - 1; last >= 0 && e.At < t.Entries[last].At {
+			return nil, bad(fmt.Errorf("ms: it runs back, from %s to %s; the run wrote the events in order, so the file was changed", t.Entries[last].At, e.At))
+		}
 		t.Entries = append(t.Entries, e)
 	}
 	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("%w: after line %d: %w", ErrTrace, n, err)
 	}
-	if n == 0 {
+	switch n {
+	case 0:
 		return nil, fmt.Errorf("%w: it is empty", ErrTrace)
+	case 1:
+		return nil, fmt.Errorf("%w: it has a header and no event", ErrTrace)
 	}
 	return t, nil
 }
@@ -135,22 +138,20 @@ type replayNode struct {
 }
 
 func (r *replay) step(i int, e Entry) error {
-	if len(e.Wire) == 0 || strings.HasPrefix(e.Text, "Fault(") {
-		// An event without a text to decode: a gap, one that was too large, one without fields, or the end
-		// of the plugin, which the suite writes down itself.
-		if strings.HasPrefix(e.Text, "Fault(") {
-			r.node(e.Node).lost = true
-		} else {
-			r.gap = true
-		}
-		return nil
+	m, err := e.event()
+	if err != nil {
+		return err
 	}
-	if !e.ToHost {
-		var h contract.HostEvent
-		if err := proto.Unmarshal(e.Wire, &h); err != nil {
-			return fmt.Errorf("wire of %s: %w", e.Text, err)
-		}
-		if s := h.GetSubmit(); s != nil {
+	var p *contract.PluginEvent
+	switch m := m.(type) {
+	case nil:
+		r.gap = true
+		return nil
+	case *contract.Fault:
+		r.node(e.Node).lost = true
+		return nil
+	case *contract.HostEvent:
+		if s := m.GetSubmit(); s != nil {
 			n := r.node(e.Node)
 			if n.ops[s.Op] == nil {
 				n.order = append(n.order, s.Op)
@@ -158,12 +159,10 @@ func (r *replay) step(i int, e Entry) error {
 			n.ops[s.Op] = &opState{size: s.Bytes}
 		}
 		return nil
+	case *contract.PluginEvent:
+		p = m
 	}
-	var p contract.PluginEvent
-	if err := proto.Unmarshal(e.Wire, &p); err != nil {
-		return fmt.Errorf("wire of %s: %w", e.Text, err)
-	}
-	id, end, isOp := opEvent(&p)
+	id, end, isOp := opEvent(p)
 	if !isOp {
 		return nil
 	}
@@ -172,9 +171,9 @@ func (r *replay) step(i int, e Entry) error {
 	case op == nil && r.gap:
 		r.unjudged++
 	case op == nil:
-		r.breach(i, e.Node, "R8", "events of ops that were submitted", Describe(&p)+" of an unknown op")
+		r.breach(i, e.Node, "R8", "events of ops that were submitted", Describe(p)+" of an unknown op")
 	default:
-		if rule, expected, got := op.step(&p, end); rule != "" {
+		if rule, expected, got := op.step(p, end); rule != "" {
 			r.breach(i, e.Node, rule, expected, fmt.Sprintf("%s (op %d)", got, id))
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -37,13 +38,12 @@ func conversation(t *testing.T, steps ...string) (entries []Entry) {
 			m = &contract.PluginEvent{Event: &contract.PluginEvent_Quiesced{Quiesced: &contract.Quiesced{Op: op}}}
 		case "ready":
 			m = &contract.PluginEvent{Event: &contract.PluginEvent_RegionReady{RegionReady: &contract.RegionReady{Region: op}}}
-		default:
-			e := Entry{Node: "A", Text: "(3 events left out)"}
-			if s == "lost" {
-				e.Text, e.ToHost = "Fault(rule=\"-\")", true
+		case "":
+			if s == "gap" {
+				entries = append(entries, Entry{Node: "A", Text: "(3 events left out)"})
+				continue
 			}
-			entries = append(entries, e)
-			continue
+			dir, m = "<", &contract.Fault{Rule: "-", Detail: "the plugin is lost"}
 		}
 		wire, err := proto.Marshal(m)
 		if err != nil {
@@ -110,11 +110,35 @@ func TestTraceFile(t *testing.T) {
 		{"no header", strings.SplitAfterN(whole, "\n", 2)[1], "line 1"},
 		{"not JSON", strings.Replace(whole, `"node"`, `node`, 1), "line 2"},
 		{"bad direction", strings.Replace(whole, `"dir":">"`, `"dir":"-"`, 1), "line 2: dir"},
+		{"no event", strings.SplitAfterN(whole, "\n", 2)[0], "no event"},
+		{"wire that is none", regexp.MustCompile(`"wire":"[^"]*"`).ReplaceAllString(whole, `"wire":"/w=="`), "line 2: wire of"},
+		{"time that runs back", strings.Replace(whole, `"ms":0`, `"ms":5.5`, 1), "line 3: ms: it runs back, from 5.5ms to 0s"},
+		{"time before the start", strings.Replace(whole, `"ms":0`, `"ms":-1`, 1), "line 2: ms"},
+		{"time beyond a Duration", strings.Replace(whole, `"ms":0`, `"ms":1e300`, 1), "line 2: ms"},
 		{"cut", whole[:len(whole)-20], "line 3"},
 		{"endless line", whole + strings.Repeat("x", maxTraceLine+1), "after line 3"},
 	} {
 		if _, err := ReadTrace(strings.NewReader(c.text)); !errors.Is(err, ErrTrace) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, want %q", c.name, err, c.says)
+		}
+	}
+}
+
+// TestTraceTextIsOfTheWire: a trace whose texts were edited showed one conversation and judged another.
+func TestTraceTextIsOfTheWire(t *testing.T) {
+	var b bytes.Buffer
+	if err := WriteTrace(&b, Trace{TraceHeader{Case: "a/b"}, conversation(t, "> submit 7 10", "< failed 7", "lost", "gap")}); err != nil {
+		t.Fatal(err)
+	}
+	edited := strings.NewReplacer("Failed(", "Done(", "lost", "well").Replace(b.String())
+	got, err := ReadTrace(strings.NewReader(edited))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"Submit(op=7 bytes=10)", "Failed(op=7 quiet=true)", `Fault(rule="-" detail="the plugin is lost")`, "(3 events left out)"}
+	for i, w := range want {
+		if text := got.Entries[i].Text; text != w {
+			t.Errorf("event %d: %s, want %s", i+1, text, w)
 		}
 	}
 }

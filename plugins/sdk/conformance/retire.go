@@ -58,17 +58,17 @@ func (p *Path) forget(r *Region) {
 	})
 }
 
-// free checks of regions that were removed what is checked of the others at the end of the case, and gives
-// their memory back.
+// free checks of regions that were removed what is checked of the others at the end of the case, and is
+// done with them.
 func (t *T) free(regions []*Region) {
 	pids := t.processes() // of these alone: a case may do this a thousand times
-	t.eventually("R4", "nobody to hold the lease of a region that was removed, or to map it", func() string {
+	t.eventually("R4", "nobody to hold the lease of a region that was removed, to have it open or to map it", func() string {
 		for _, r := range regions {
 			if !r.LeaseEnded() {
 				return fmt.Sprintf("the lease of region %d of %s is held", r.ID, r.node.Name)
 			}
 		}
-		return mappedBy(pids, regions)
+		return heldBy(pids, regions)
 	})
 	for _, r := range regions {
 		if bad := r.check(); bad != "" {
@@ -79,6 +79,6 @@ func (t *T) free(regions []*Region) {
 	t.run.regions = slices.DeleteFunc(t.run.regions, func(r *Region) bool { return slices.Contains(regions, r) })
 	t.run.mu.Unlock()
 	for _, r := range regions {
-		r.free()
+		t.run.past.keep(r, t.result)
 	}
 }

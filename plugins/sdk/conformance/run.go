@@ -6,12 +6,16 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	mathrand "math/rand/v2"
+	"os"
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/terminus-kv/terminus/plugins/sdk"
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
 )
 
@@ -35,7 +39,8 @@ type Config struct {
 	HandshakeTimeout time.Duration
 	// Fresh gives every case plugins of its own; otherwise cases that do not upset them share a pair.
 	Fresh bool
-	// OnStart, of cases that run, and OnResult, of all, are told of the progress, if set; one call at a time.
+	// OnStart, of cases that run, and OnResult, of all, are told of the progress, if set; one call at a time. OnResult is
+	// called again, behind all others, for a case that was found to have failed when the run ended.
 	OnStart  func(*Case)
 	OnResult func(*Result)
 
@@ -73,14 +78,17 @@ const (
 
 // Results of a run.
 type Results struct {
-	Plugin   string // what the carrier calls itself
-	Program  string // the file that was executed, as its digest names it; "" for a plugin in this process
-	SHA256   string // of Program
-	Hello    *contract.HandshakeResponse
-	Seed     uint64
-	Began    time.Time
-	Took     time.Duration
-	Cases    []*Result
+	Plugin  string // what the carrier calls itself
+	Program string // the file that was executed, as its digest names it; "" for a plugin in this process
+	SHA256  string // of Program
+	Hello   *contract.HandshakeResponse
+	Seed    uint64
+	Began   time.Time
+	Took    time.Duration
+	Cases   []*Result
+	// Late are those of Cases that had ended well, and were found to have failed when the run ended: memory of theirs was
+	// written, or kept, after they had given it back.
+	Late     []*Result
 	Problems []string // not of one case: a known-failing pattern that matches nothing
 	// Notes are not of one case either, and worth knowing: a known-failing pattern none of whose cases ran here.
 	Notes []string
@@ -120,8 +128,25 @@ func (r *Results) Count(o Outcome) (n int) {
 // ErrNotReady: the plugin never became ready, so no case could run. The text says why, in one line.
 var ErrNotReady = errors.New("the plugin never became ready")
 
-// hostID is the machine that all engines of the suite are on.
-const hostID = "this-machine"
+// A plugin is told what a host in production tells it: nothing shows it that it is under test.
+const hostVersion = sdk.Version
+
+// hostID is the machine that all engines of the suite are on: this one.
+var hostID = sync.OnceValue(func() string {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "this-machine"
+	}
+	return strings.TrimSpace(string(id))
+})
+
+// newNode draws the name of an engine that no other of the run has.
+func (r *runner) newNode() string {
+	r.nodes++
+	rand := mathrand.New(mathrand.NewPCG(r.cfg.Seed, 0))
+	at := rand.Uint32() + uint32(r.nodes)*7919 // an odd step: no two are equal
+	return fmt.Sprintf("ip-10-%d-%d-%d", byte(at>>16), byte(at>>8), byte(at))
+}
 
 // launchBound is for one start of the plugin, handshake included.
 const launchBound = 30 * time.Second
@@ -141,6 +166,7 @@ func Run(ctx context.Context, cfg Config) (*Results, error) {
 	}
 	r := &runner{ctx: ctx, cfg: cfg}
 	defer r.gpu.close()
+	defer r.past.free()
 	defer func() { r.close(closeBound, r.pair...) }()
 	res := &Results{Plugin: cfg.Carrier.String(), Seed: cfg.Seed, Began: time.Now()}
 	if res.Hello, err = r.probe(); ctx.Err() != nil {
@@ -160,6 +186,14 @@ func Run(ctx context.Context, cfg Config) (*Results, error) {
 		res.Cases = append(res.Cases, result)
 		if cfg.OnResult != nil {
 			cfg.OnResult(result)
+		}
+	}
+	if ctx.Err() == nil {
+		res.Late = r.past.look(r.processes())
+		for _, result := range res.Late {
+			if cfg.OnResult != nil {
+				cfg.OnResult(result)
+			}
 		}
 	}
 	res.Took = time.Since(res.Began)
@@ -224,11 +258,19 @@ type runner struct {
 	cfg   Config
 	hello *contract.HandshakeResponse
 	pair  []*Node // shared by the cases that are not Fresh
-	nodes int     // launched so far, for names
+	nodes int     // named so far
 	gpu   gpu
+
+	past past // of the cases before
 
 	mu      sync.Mutex
 	regions []*Region // of the running case
+}
+
+// processes tells whether plugins are processes.
+func (r *runner) processes() bool {
+	p, ok := r.cfg.Carrier.(interface{ InProcess() bool })
+	return !ok || !p.InProcess()
 }
 
 func (r *runner) keep(region *Region) {
@@ -246,7 +288,7 @@ func (r *runner) launch(name string, id Identity) (*Node, error) {
 
 // probe starts the plugin once, to know what it declares.
 func (r *runner) probe() (*contract.HandshakeResponse, error) {
-	n, err := r.launch("probe", Identity{Node: "probe", Incarnation: 1, Epoch: 1, HostID: hostID})
+	n, err := r.launch("probe", Identity{Node: r.newNode(), Incarnation: 1, Epoch: 1, HostID: hostID()})
 	if err != nil {
 		return nil, err
 	}
@@ -273,14 +315,13 @@ func (r *runner) close(bound time.Duration, nodes ...*Node) {
 
 // newPair starts both at once: the start is what takes the time when an interpreter runs the plugin.
 func (r *runner) newPair() ([]*Node, error) {
-	r.nodes++
-	names := []string{"A", "B"}
+	names, nodes := []string{"A", "B"}, []string{r.newNode(), r.newNode()}
 	pair, errs := make([]*Node, len(names)), make([]error, len(names))
 	var work sync.WaitGroup
 	for i, name := range names {
 		work.Go(func() {
 			pair[i], errs[i] = r.launch(name, Identity{
-				Node: fmt.Sprintf("node-%d-%s", r.nodes, name), Incarnation: uint64(1000*r.nodes + i + 1), Epoch: 1, HostID: hostID,
+				Node: nodes[i], Incarnation: uint64(1000*r.nodes + i + 1), Epoch: 1, HostID: hostID(),
 			})
 		})
 	}
@@ -318,7 +359,7 @@ func (r *runner) runCase(ctx context.Context, c *Case) *Result {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	t := &T{Case: c, run: r, trace: &recorder{began: time.Now()}, broken: make(chan struct{}), outcome: Unknown}
+	t := &T{Case: c, run: r, result: result, trace: &recorder{began: time.Now()}, broken: make(chan struct{}), outcome: Unknown}
 	t.timer = time.AfterFunc(t.timeout(), cancel)
 	defer t.timer.Stop()
 	t.over = ctx.Done()
@@ -408,7 +449,7 @@ func (r *runner) put(t *T, pair []*Node) {
 	if t.failed() {
 		bound = closeFailedBound
 	}
-	if t.failed() || r.ctx.Err() != nil || slices.ContainsFunc(r.pair, func(n *Node) bool { return n.Lost() != nil }) {
+	if t.failed() || t.late || r.ctx.Err() != nil || slices.ContainsFunc(r.pair, func(n *Node) bool { return n.Lost() != nil }) {
 		ending = slices.Concat(ending, r.pair)
 		r.pair = nil
 	}
@@ -418,7 +459,11 @@ func (r *runner) put(t *T, pair []*Node) {
 	r.regions = nil
 	r.mu.Unlock()
 	for _, region := range regions {
-		region.free()
+		if t.failed() {
+			region.free()
+		} else {
+			r.past.keep(region, t.result)
+		}
 	}
 }
 
@@ -427,7 +472,7 @@ func (r *runner) lacks(c *Case) string {
 	for _, need := range c.Needs {
 		switch need {
 		case NeedProcess:
-			if _, inProcess := r.cfg.Carrier.(interface{ InProcess() bool }); inProcess {
+			if !r.processes() {
 				return "needs a plugin that is a process; the carrier is memory"
 			}
 		case NeedCUDAIPC, NeedCUDAVMM:

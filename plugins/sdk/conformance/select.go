@@ -73,7 +73,34 @@ func (cfg *Config) selection() (list []selected, err error) {
 		}
 		list = append(list, s)
 	}
+	if !slices.ContainsFunc(list, func(s selected) bool { return s.skip == "" }) {
+		return nil, cfg.nothingLeft()
+	}
 	return list, nil
+}
+
+// nothingLeft is the error of a selection that leaves out every case: a run of nothing must not look like one in
+// which nothing failed.
+func (cfg *Config) nothingLeft() error {
+	for _, p := range cfg.Profiles {
+		if !slices.ContainsFunc(registry, func(c Case) bool { return c.Profile == p }) {
+			return fmt.Errorf("no case is left to run: profile %s has no cases in this version of the suite", p)
+		}
+	}
+	return fmt.Errorf("no case is left to run: profiles, run and skip together leave out all %d", len(registry))
+}
+
+// NothingRan says why no case met the plugin: each that was chosen needs something that is not here. "" when one did.
+func (r *Results) NothingRan() (why string) {
+	for _, c := range r.Cases {
+		switch {
+		case c.Outcome >= Passed || len(c.Trace) > 0:
+			return ""
+		case c.Outcome == Unsupported:
+			why = c.Why()
+		}
+	}
+	return why
 }
 
 // unmatched names the known-failing patterns that match no case.

@@ -34,6 +34,11 @@ func Test(t *testing.T, cfg Config) *Results {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for _, r := range res.Late { // their subtests have ended
+		if !r.Good() {
+			t.Error("\n" + r.Text(fmt.Sprintf("go test -run '%s' with conformance.Config{Seed: %d}", anchored(t.Name()), cfg.Seed)))
+		}
+	}
 	for _, p := range res.Problems {
 		t.Error(p)
 	}

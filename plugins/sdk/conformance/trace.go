@@ -67,9 +67,42 @@ func (e *Entry) UnmarshalJSON(b []byte) error {
 	if j.Dir != ">" && j.Dir != "<" {
 		return fmt.Errorf("dir: %q, want \">\" or \"<\"", j.Dir)
 	}
+	if math.IsNaN(j.Ms) || j.Ms < 0 || j.Ms > maxMs {
+		return fmt.Errorf("ms: %g, want 0 to %g", j.Ms, float64(maxMs))
+	}
 	*e = Entry{At: time.Duration(math.Round(j.Ms*1000)) * time.Microsecond, Node: j.Node, ToHost: j.Dir == "<", Control: j.Stream == "control",
 		Text: j.Text, Mark: j.Mark, Wire: wire}
+	m, err := e.event()
+	if err != nil {
+		return err
+	}
+	if m != nil {
+		e.Text = Describe(m) // the text is for people; wire is what came
+	}
 	return nil
+}
+
+// maxMs is a year: more than a case can take, less than a Duration can hold.
+const maxMs = 366 * 24 * 3600 * 1000
+
+// event decodes the entry: a HostEvent, a PluginEvent, or the Fault by which the suite notes that the plugin is
+// lost. nil when there is nothing to decode: a gap, an event that was too large, or one without fields.
+func (e *Entry) event() (proto.Message, error) {
+	if len(e.Wire) == 0 {
+		return nil, nil
+	}
+	var m proto.Message = &contract.HostEvent{}
+	if e.ToHost {
+		var lost contract.Fault // no PluginEvent decodes to it
+		if proto.Unmarshal(e.Wire, &lost) == nil && lost.Rule == "-" {
+			return &lost, nil
+		}
+		m = &contract.PluginEvent{}
+	}
+	if err := proto.Unmarshal(e.Wire, m); err != nil {
+		return nil, fmt.Errorf("wire of %s: %w", e.Text, err)
+	}
+	return m, nil
 }
 
 // String is the entry as a failure shows it.

@@ -60,6 +60,10 @@ func writeFile(name string, write func(io.Writer) error) error {
 	if err != nil {
 		return fmt.Errorf("results: %w", err)
 	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() { // a pipe would be waited for
+		f.Close()
+		return fmt.Errorf("results: %s is no regular file; remove it", name)
+	}
 	if err := errors.Join(write(f), f.Close()); err != nil {
 		return fmt.Errorf("results: %s: %w", name, err)
 	}

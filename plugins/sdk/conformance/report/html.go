@@ -72,7 +72,12 @@ func (r *Report) HTML(w io.Writer) error {
 		}
 		p.Profiles = append(p.Profiles, h)
 	}
-	if err := page.Execute(w, p); err != nil {
+	var b strings.Builder
+	err := page.Execute(&b, p)
+	if err == nil {
+		_, err = io.WriteString(w, visible(b.String()))
+	}
+	if err != nil {
 		return fmt.Errorf("write the HTML report: %w", err)
 	}
 	return nil

@@ -26,8 +26,18 @@ type caseJSON struct {
 }
 
 // JSONLines writes an object a line: {"type":"run"} with what was run, {"type":"case"} for each case in
-// the order in which they ran, {"type":"summary"} with the verdict and the lists.
+// the order in which they ran, {"type":"summary"} with the verdict and the lists; the same again for each run.
 func (r *Report) JSONLines(w io.Writer) error {
+	for _, b := range r.Before {
+		if err := b.jsonLines(w); err != nil {
+			return err
+		}
+	}
+	return r.jsonLines(w)
+}
+
+// jsonLines writes one run.
+func (r *Report) jsonLines(w io.Writer) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
 	s := r.Summary()

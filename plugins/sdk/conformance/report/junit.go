@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/terminus-kv/terminus/plugins/sdk/conformance"
 )
@@ -61,33 +62,20 @@ type junitText struct {
 }
 
 // JUnit writes the run as CI systems read it: a test suite for each profile. Unsupported, skipped and
-// known-failing cases are <skipped>, the suite's own faults <error>.
+// known-failing cases are <skipped>, the suite's own faults <error>. Where there were several runs, the suites
+// of each are named with its seed.
 func (r *Report) JUnit(w io.Writer) error {
-	s := r.Summary()
-	doc := junitSuites{Name: "conformance of " + s.Plugin.Name, Time: seconds(r.Took)}
-	properties := []junitProperty{
-		{"plugin", s.Plugin.Run}, {"version", s.Plugin.Version}, {"sha256", s.Plugin.SHA256},
-		{"contract", strconv.Itoa(int(s.Contract))}, {"engine", s.Engine}, {"seed", strconv.FormatUint(s.Seed, 10)},
-		{"features", strings.Join(s.Plugin.Features, " ")}, {"verdict", string(s.Verdict)},
-	}
-	for _, p := range r.profiles() {
-		suite := junitSuite{Name: string(p.name), Timestamp: s.Date, Properties: properties}
-		var took time.Duration
-		for _, c := range p.cases {
-			took += c.Took
-			suite.Cases = append(suite.Cases, r.junitCase(c))
+	doc := junitSuites{Name: "conformance of " + clean(r.Hello.GetName())}
+	var took time.Duration
+	for _, run := range append(slices.Clip(r.Before), r) {
+		suffix := ""
+		if len(r.Before) > 0 {
+			suffix = fmt.Sprintf(", seed %d", run.Seed)
 		}
-		suite.Time = seconds(took)
-		doc.Suites = append(doc.Suites, suite)
+		doc.Suites = append(doc.Suites, run.junitSuites(suffix)...)
+		took += run.Took
 	}
-	if len(r.Problems) > 0 {
-		suite := junitSuite{Name: "run", Timestamp: s.Date, Time: "0.000", Properties: properties}
-		for i, p := range r.Problems {
-			suite.Cases = append(suite.Cases, junitCase{Class: "run", Name: fmt.Sprintf("problem %d", i+1), Time: "0.000",
-				Failure: &junitWrong{Message: p, Type: "problem"}})
-		}
-		doc.Suites = append(doc.Suites, suite)
-	}
+	doc.Time = seconds(took)
 	for i := range doc.Suites {
 		doc.count(&doc.Suites[i])
 	}
@@ -103,6 +91,35 @@ func (r *Report) JUnit(w io.Writer) error {
 		return fmt.Errorf("write the JUnit report: %w", err)
 	}
 	return nil
+}
+
+// junitSuites are the test suites of one run.
+func (r *Report) junitSuites(suffix string) (suites []junitSuite) {
+	s := r.Summary()
+	properties := []junitProperty{
+		{"plugin", s.Plugin.Run}, {"version", s.Plugin.Version}, {"sha256", s.Plugin.SHA256},
+		{"contract", strconv.Itoa(int(s.Contract))}, {"engine", s.Engine}, {"seed", strconv.FormatUint(s.Seed, 10)},
+		{"features", strings.Join(s.Plugin.Features, " ")}, {"verdict", string(s.Verdict)},
+	}
+	for _, p := range r.profiles() {
+		suite := junitSuite{Name: string(p.name) + suffix, Timestamp: s.Date, Properties: properties}
+		var took time.Duration
+		for _, c := range p.cases {
+			took += c.Took
+			suite.Cases = append(suite.Cases, r.junitCase(c))
+		}
+		suite.Time = seconds(took)
+		suites = append(suites, suite)
+	}
+	if len(r.Problems) > 0 {
+		suite := junitSuite{Name: "run" + suffix, Timestamp: s.Date, Time: "0.000", Properties: properties}
+		for i, p := range r.Problems {
+			suite.Cases = append(suite.Cases, junitCase{Class: "run", Name: fmt.Sprintf("problem %d", i+1), Time: "0.000",
+				Failure: &junitWrong{Message: p, Type: "problem"}})
+		}
+		suites = append(suites, suite)
+	}
+	return suites
 }
 
 func (d *junitSuites) count(s *junitSuite) {
@@ -155,10 +172,10 @@ func (r *Report) junitCase(c *conformance.Result) junitCase {
 
 func seconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', 3, 64) }
 
-// xmlText keeps what XML 1.0 can say; the encoder does so for all but CDATA.
+// xmlText keeps what XML 1.0 can say, which the encoder does for all but CDATA, and no control characters.
 func xmlText(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r == '\n' || r == '\t' || r >= ' ' && r != 0xFFFE && r != 0xFFFF {
+		if r == '\n' || r == '\t' || !unicode.IsControl(r) && r != 0xFFFE && r != 0xFFFF {
 			return r
 		}
 		return '\uFFFD'

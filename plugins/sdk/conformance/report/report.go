@@ -25,6 +25,9 @@ type Report struct {
 	Engine string
 	// Flags are those of the command line that are needed to reproduce a case, besides --run and --seed.
 	Flags []string
+	// Before are the earlier runs of the same command, oldest first, all of them good: that of this report came
+	// after the last. JSONLines and JUnit, which programs add up, have them; the others show this run.
+	Before []*Report
 }
 
 // Summary is a run in short: the YAML report, and the first and last line of JSONLines.

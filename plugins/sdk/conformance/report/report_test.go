@@ -13,8 +13,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/goccy/go-yaml"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/terminus-kv/terminus/plugins/sdk/conformance"
@@ -153,6 +155,62 @@ func TestPageIsSelfContained(t *testing.T) {
 	}
 }
 
+// TestNoControlCharacters: what a plugin says in any place drives neither a terminal nor a browser.
+func TestNoControlCharacters(t *testing.T) {
+	const evil = "\x1b[2J\u009b1m\x7f"
+	r := sample()
+	bad := r.Cases[3]
+	bad.Failures[0].Got += evil
+	bad.Failures[1].Expected += evil
+	bad.Notes = append(bad.Notes, evil)
+	bad.Trace[1].Text += evil
+	bad.Trace[3].Mark += evil
+	bad.Stderr["B"] = evil
+	r.Cases[2].Reason += evil
+	r.Hello.Features = append(r.Hello.Features, evil)
+	for name, write := range map[string]func(io.Writer) error{"text": r.Text, "html": r.HTML, "junit": r.JUnit} {
+		for _, c := range string(written(t, write)) {
+			if c != '\n' && unicode.IsControl(c) {
+				t.Errorf("%s has %q", name, c)
+				break
+			}
+		}
+	}
+}
+
+// TestEarlierRuns: the reports that programs add up had the last of several runs only.
+func TestEarlierRuns(t *testing.T) {
+	first, second, r := sample(), sample(), sample()
+	first.Seed, second.Seed = 40, 41
+	r.Before = []*Report{first, second}
+	runs := 0
+	for line := range strings.Lines(string(written(t, r.JSONLines))) {
+		var o struct {
+			Type string
+			Seed uint64
+		}
+		if err := json.Unmarshal([]byte(line), &o); err != nil {
+			t.Fatal(err)
+		}
+		if o.Type == "run" {
+			if want := uint64(40 + runs); o.Seed != want {
+				t.Errorf("run %d has seed %d, want %d", runs+1, o.Seed, want)
+			}
+			runs++
+		}
+	}
+	var doc junitSuites
+	if err := xml.Unmarshal(written(t, r.JUnit), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if runs != 3 || doc.Tests != 3*8 || doc.Failures != 3*3 || doc.Errors != 3 || len(doc.Suites) != 3*4 || doc.Time != "37.020" {
+		t.Errorf("%d runs as JSON; JUnit: tests %d failures %d errors %d suites %d time %s", runs, doc.Tests, doc.Failures, doc.Errors, len(doc.Suites), doc.Time)
+	}
+	if a, b := doc.Suites[0].Name, doc.Suites[11].Name; a != "transfer-core, seed 40" || b != "run, seed 42" {
+		t.Errorf("the first suite is %q, the last %q", a, b)
+	}
+}
+
 func TestJSONLinesAreObjects(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(string(written(t, sample().JSONLines))), "\n")
 	for i, l := range lines {
@@ -210,6 +268,13 @@ func TestWriteDir(t *testing.T) {
 	}
 	if err := sample().WriteDir(filepath.Join(dir, "report.txt"), false); err == nil {
 		t.Error("a file was taken for a directory")
+	}
+	page := filepath.Join(dir, "report.html")
+	if err := errors.Join(os.Remove(page), unix.Mkfifo(page, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := sample().WriteDir(dir, false); err == nil || !strings.Contains(err.Error(), "report.html is no regular file") {
+		t.Errorf("a pipe was taken for a file: %v", err)
 	}
 }
 

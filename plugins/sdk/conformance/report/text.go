@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/terminus-kv/terminus/plugins/sdk/conformance"
 )
@@ -106,9 +107,16 @@ func (r *Report) Conclusion() string {
 }
 
 // clean keeps what a plugin says of itself on one line.
-func clean(s string) string {
+func clean(s string) string { return visible(strings.ReplaceAll(s, "\n", "\uFFFD")) }
+
+// visible keeps what a plugin wrote from driving whoever looks at it: of the control characters only the end of a
+// line is left.
+func visible(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+		switch {
+		case r == '\t':
+			return ' '
+		case r != '\n' && unicode.IsControl(r):
 			return '\uFFFD'
 		}
 		return r
