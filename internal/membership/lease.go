@@ -1,6 +1,7 @@
 package membership
 
 import (
+	"fmt"
 	"sync"
 	"time"
 )
@@ -46,6 +47,16 @@ func (l *lease) Incarnation() uint64 { return l.inc }
 
 // Lost implements Lease.
 func (l *lease) Lost() <-chan struct{} { return l.lost }
+
+// Err implements Lease.
+func (l *lease) Err() error {
+	select {
+	case <-l.lost:
+		return fmt.Errorf("the lock %s was removed or replaced, or a newer incarnation has registered", l.lock.f.Name())
+	default:
+		return nil
+	}
+}
 
 // Close implements Lease. A record stays: with its lock free it is the proof of death.
 func (l *lease) Close() error {

@@ -71,6 +71,15 @@ func (l *lock) intact(path string) bool {
 	return err == nil && inode == l.inode
 }
 
+// id tells the locked file from every other file of this host.
+func (l *lock) id() (string, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(l.f.Fd()), &st); err != nil {
+		return "", &os.PathError{Op: "stat", Path: l.f.Name(), Err: err}
+	}
+	return fmt.Sprintf("%d:%d", st.Dev, st.Ino), nil
+}
+
 func (l *lock) release() error { return l.f.Close() }
 
 // free reports whether it is certain that nobody holds the lock with that inode on path.

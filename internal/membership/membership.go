@@ -1,6 +1,6 @@
 // Package membership tells an engine who its peers are and gives it its incarnation. A driver is the
 // only thing that knows where the records are kept: a directory on one host (Local), the
-// configuration (Static), or a store. The store is never on a room's path: when it cannot be
+// configuration (Static), or a store (Etcd). The store is never on a room's path: when it cannot be
 // reached, membership is frozen and nothing fails.
 package membership
 
@@ -57,9 +57,26 @@ type Lease interface {
 	// Lost is closed when it is certain that another engine may now act under this node's name; the
 	// engine must admit nothing more. An unreachable store is not that.
 	Lost() <-chan struct{}
+	// Err says why the lease is lost; nil before.
+	Err() error
 	// Close withdraws the registration. From then on others may hold a proof that this incarnation
 	// is dead, so the caller does it last, when neither it nor its plugins touch a page any more.
 	Close() error
+}
+
+// Group is the ranks of one model instance at this engine.
+type Group struct {
+	Name  string  `json:"name"`
+	Role  string  `json:"role"` // source, destination
+	Size  int32   `json:"size"` // ranks in all
+	Ranks []int32 `json:"ranks"`
+}
+
+// GroupPublisher is a Lease whose driver publishes the groups of the engine, for routers. Engines do not
+// read them: what a group is at a peer comes on that peer's stream.
+type GroupPublisher interface {
+	// SetGroups replaces what is published. It does not wait for the store.
+	SetGroups([]Group)
 }
 
 // Driver is where the records are kept. Methods are safe for concurrent use.
