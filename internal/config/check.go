@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/url"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 var (
@@ -28,17 +30,6 @@ const maxSocketPath = 107
 
 // maxOpBytes is the largest operation that a plugin is ever given.
 const maxOpBytes = Bytes(64 << 20)
-
-// notServed says of a value that is known but not served by this version why it is refused; "" for others.
-func notServed(key, value string) string {
-	switch {
-	case key == "peers.driver" && value == "etcd":
-		return "membership by etcd is not served by this version"
-	case key == "collective.backend":
-		return "collectives are not served by this version"
-	}
-	return ""
-}
 
 // checker looks at a merged Config. A key that already has a problem is not judged again.
 type checker struct {
@@ -138,7 +129,7 @@ func (c *checker) checkBackends() {
 		c.fail("transfer.require_lane", fmt.Sprintf("%q is not a lane", l), "use one of: "+strings.Join(Lanes, ", "))
 	}
 	if c.Collective.Backend != "" {
-		c.fail("collective.backend", notServed("collective.backend", c.Collective.Backend), "remove the key")
+		c.fail("collective.backend", "collectives are not served by this version", "remove the key")
 	}
 	for _, name := range names {
 		key, p := "plugins."+name, c.Plugins[name]
@@ -184,19 +175,28 @@ func (c *checker) checkPeers() {
 	if p.Advertise != "" && p.Advertise != p.Listen {
 		c.checkAddress("peers.advertise", p.Advertise, false)
 	}
+	if len(p.Static) > 0 && p.Driver != "static" {
+		c.fail("peers.static", "is not read by driver "+p.Driver, "set peers.driver: static, or remove the list")
+	}
+	if len(p.Etcd.Endpoints) > 0 && p.Driver != "etcd" {
+		c.fail("peers.etcd.endpoints", "is not read by driver "+p.Driver, "set peers.driver: etcd, or remove the endpoints")
+	}
 	if p.Driver == "local" {
-		if len(p.Static) > 0 {
-			c.fail("peers.static", "is not read by driver local", "set peers.driver: static, or remove the list")
-		}
+		return
+	}
+	if p.Listen == "" {
+		c.failAt("peers.driver", "peers.listen", "driver "+p.Driver+" needs an address to listen on", "set for example peers.listen: 127.0.0.1:7000")
+	} else if host, port, err := net.SplitHostPort(p.Advertise); err == nil && (host == "" || net.ParseIP(host).IsUnspecified()) {
+		c.fail(c.given("peers.advertise", "peers.listen"), p.Advertise+" is no address that another engine could dial", "set peers.advertise to this node's address and port")
+	} else if err == nil && port == "0" && p.Driver == "etcd" {
+		c.fail(c.given("peers.advertise", "peers.listen"), p.Advertise+" has no port that another engine could dial", "write a port, or set peers.advertise")
+	}
+	if p.Driver == "etcd" {
+		c.checkEtcd()
 		return
 	}
 	if len(p.Static) == 0 {
 		c.failAt("peers.driver", "peers.static", "driver static needs the other engines", "list them: static: [{node: decode-0, address: \"10.0.0.2:7000\"}]")
-	}
-	if p.Listen == "" {
-		c.failAt("peers.driver", "peers.listen", "driver static needs an address to listen on", "set for example peers.listen: 127.0.0.1:7000")
-	} else if host, _, err := net.SplitHostPort(p.Advertise); err == nil && (host == "" || net.ParseIP(host).IsUnspecified()) {
-		c.fail(c.given("peers.advertise", "peers.listen"), p.Advertise+" is no address that another engine could dial", "set peers.advertise to this node's address and port")
 	}
 	seen := map[string]bool{}
 	for i, s := range p.Static {
@@ -217,6 +217,47 @@ func (c *checker) checkPeers() {
 		} else {
 			c.checkAddress(key+".address", s.Address, false)
 		}
+	}
+}
+
+func (c *checker) checkEtcd() {
+	e := c.Peers.Etcd
+	const key = "peers.etcd."
+	if len(e.Endpoints) == 0 {
+		c.failAt("peers.driver", key+"endpoints", "driver etcd needs the store", "set for example peers.etcd.endpoints: [\"https://10.0.0.9:2379\"]")
+	}
+	secure, open := 0, ""
+	for _, ep := range e.Endpoints {
+		u, err := url.Parse(ep)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || u.Hostname() == "" || ep != u.Scheme+"://"+u.Host {
+			c.fail(key+"endpoints", fmt.Sprintf("%q is not the URL of a member", ep), "write such as https://10.0.0.9:2379")
+			return
+		}
+		if u.Scheme == "https" {
+			secure++
+		} else if !loopback(u.Host) {
+			open = ep
+		}
+	}
+	if secure != 0 && secure != len(e.Endpoints) {
+		c.fail(key+"endpoints", "mixes http and https", "write the same for all")
+	}
+	if secure == 0 && len(e.Endpoints) > 0 && e.TLS != (EtcdTLS{}) {
+		c.fail(c.given(key+"tls.ca", key+"tls.cert", key+"tls.key", key+"tls.server_name"), "has no effect on http endpoints", "write https in peers.etcd.endpoints, or remove peers.etcd.tls")
+	}
+	if (e.TLS.Cert == "") != (e.TLS.Key == "") {
+		c.fail(c.given(key+"tls.cert", key+"tls.key"), "cert and key go together", "set both or none")
+	}
+	if (e.Username == "") != (e.PasswordFile == "") {
+		c.fail(c.given(key+"username", key+"password_file"), "username and password_file go together", "set both or none")
+	} else if e.Username != "" && open != "" {
+		c.fail(key+"endpoints", "the password would go to "+open+" in the clear", "write https in peers.etcd.endpoints")
+	}
+	if e.Prefix == "" || e.Prefix[0] != '/' || strings.HasSuffix(e.Prefix, "/") {
+		c.fail(key+"prefix", fmt.Sprintf("%q cannot be a prefix", e.Prefix), "write one that starts with a slash and does not end with one, such as /terminus")
+	}
+	if l := e.Lease.Std(); l < 2*time.Second || l > 10*time.Minute || l%time.Second != 0 {
+		c.fail(key+"lease", e.Lease.String()+" cannot be a lease", "write whole seconds from 2s to 10m")
 	}
 }
 
@@ -303,13 +344,17 @@ func (c *Config) CheckMachine() error {
 
 func (cfg *Config) checkMachine(problems *Problems) {
 	c := &checker{cfg, problems}
-	t := c.Peers.TLS
-	for _, f := range []struct{ key, path string }{{"cert", t.Cert}, {"key", t.Key}, {"ca", t.CA}} {
+	t, e := c.Peers.TLS, c.Peers.Etcd
+	for _, f := range []struct{ key, path, what string }{
+		{"tls.cert", t.Cert, "PEM file"}, {"tls.key", t.Key, "PEM file"}, {"tls.ca", t.CA, "PEM file"},
+		{"etcd.tls.cert", e.TLS.Cert, "PEM file"}, {"etcd.tls.key", e.TLS.Key, "PEM file"}, {"etcd.tls.ca", e.TLS.CA, "PEM file"},
+		{"etcd.password_file", e.PasswordFile, "file"},
+	} {
 		if f.path == "" {
 			continue
 		}
 		if fh, err := os.Open(f.path); err != nil {
-			c.fail("peers.tls."+f.key, plainPathError("cannot read "+f.path, err).Error(), "name a PEM file that the engine can read")
+			c.fail("peers."+f.key, plainPathError("cannot read "+f.path, err).Error(), "name a "+f.what+" that the engine can read")
 		} else {
 			fh.Close()
 		}

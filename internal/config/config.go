@@ -118,14 +118,17 @@ type Collective struct {
 
 // Peers says how engines find each other.
 type Peers struct {
-	// local: the engines of this machine that share runtime_dir. static: the list below.
-	Driver string `json:"driver,omitempty" jsonschema:"enum=local,enum=static"`
-	// Address for other engines, host:port. Needed for static; local uses a unix socket when it is empty.
+	// local: the engines of this machine that share runtime_dir. static: the list below. etcd: those that
+	// register in the same store under the same prefix.
+	Driver string `json:"driver,omitempty" jsonschema:"enum=local,enum=static,enum=etcd"`
+	// Address for other engines, host:port. Needed for static and etcd; local uses a unix socket when it is empty.
 	Listen string `json:"listen,omitempty"`
 	// Address that is told to other engines. Default: listen.
 	Advertise string `json:"advertise,omitempty"`
 	// The other engines, for driver static.
 	Static []StaticPeer `json:"static,omitempty"`
+	// The store, for driver etcd.
+	Etcd Etcd `json:"etcd,omitempty"`
 	// Mutual TLS between engines; the files are read again when they change.
 	TLS TLS `json:"tls,omitempty"`
 	// Words that allow a listener that is neither loopback nor TLS.
@@ -138,6 +141,38 @@ type StaticPeer struct {
 	Node string `json:"node" jsonschema:"minLength=1"`
 	// Its peers.advertise, host:port.
 	Address string `json:"address" jsonschema:"minLength=1"`
+}
+
+// Etcd is the store that engines register in. It is not on the way of any room: while it cannot be reached the
+// known peers stay.
+type Etcd struct {
+	// URL of a member for clients, or a list: http://host:port or https://host:port, all alike.
+	Endpoints Names `json:"endpoints,omitempty"`
+	// Start of all keys; engines with the same prefix are peers of each other.
+	Prefix string `json:"prefix,omitempty" jsonschema:"pattern=^/.*[^/]$"`
+	// How long the record of an engine outlives it, in whole seconds; it is renewed three times as often.
+	Lease Duration `json:"lease,omitempty"`
+	// Longest time for one request, connecting included.
+	DialTimeout Duration `json:"dial_timeout,omitempty"`
+	// User of the store; needs password_file.
+	Username string `json:"username,omitempty"`
+	// File that holds the user's password and nothing else.
+	PasswordFile string `json:"password_file,omitempty"`
+	// TLS towards the store, for https endpoints.
+	TLS EtcdTLS `json:"tls,omitempty"`
+}
+
+// EtcdTLS names PEM files.
+type EtcdTLS struct {
+	// Authorities that may sign the certificates of members. Empty: those of the machine.
+	CA string `json:"ca,omitempty"`
+	// Certificate chain of this engine, for a store that asks for one; needs key. Both are read again for
+	// each connection.
+	Cert string `json:"cert,omitempty"`
+	// Private key of this engine.
+	Key string `json:"key,omitempty"`
+	// Name that the certificates of members must carry. Empty: the host of the endpoint.
+	ServerName string `json:"server_name,omitempty"`
 }
 
 // TLS names PEM files. All three or none.
@@ -233,7 +268,7 @@ func Default() Config {
 		Worker:   Worker{Mode: "0600", MaxSessions: 256, SlotsMax: 65536},
 		Log:      Log{Level: "info", Format: "text"},
 		Transfer: Transfer{Backend: Names{BuiltinBackend}},
-		Peers:    Peers{Driver: "local"},
+		Peers:    Peers{Driver: "local", Etcd: Etcd{Prefix: "/terminus", Lease: Duration(10 * time.Second), DialTimeout: Duration(5 * time.Second)}},
 		Limits: Limits{
 			InflightRooms:     100_000,
 			RoomsPerWorker:    65536,

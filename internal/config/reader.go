@@ -26,6 +26,7 @@ var (
 var pathKeys = map[string]bool{
 	"runtime_dir": true, "state_dir": true, "worker.socket": true, "admin.socket": true,
 	"peers.tls.cert": true, "peers.tls.key": true, "peers.tls.ca": true,
+	"peers.etcd.tls.cert": true, "peers.etcd.tls.key": true, "peers.etcd.tls.ca": true, "peers.etcd.password_file": true,
 }
 
 // reader turns the nodes of one source into plain maps and values of the right types, and puts down
@@ -327,11 +328,7 @@ func (r *reader) str(n ast.Node, tag, key string) (any, bool) {
 
 func (r *reader) checkString(src Source, s, tag, key string) (any, bool) {
 	if allowed := tagValues(tag, "enum"); len(allowed) > 0 && !slices.Contains(allowed, s) {
-		if why := notServed(key, s); why != "" {
-			r.problems.add(src, key, why, "use one of: "+strings.Join(allowed, ", "))
-		} else {
-			r.problems.add(src, key, fmt.Sprintf("%q is not one of %s", s, strings.Join(allowed, ", ")), didYouMean(s, allowed))
-		}
+		r.problems.add(src, key, fmt.Sprintf("%q is not one of %s", s, strings.Join(allowed, ", ")), didYouMean(s, allowed))
 		return nil, false
 	}
 	if strings.ContainsRune(s, 0) {
