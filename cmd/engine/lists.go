@@ -148,6 +148,9 @@ func newStatus(a *app) *cobra.Command {
 				t.row("incarnation", st.Incarnation)
 				t.row("pid", st.PID)
 				t.row("up", age(st.UptimeNS))
+				if st.Frozen != "" {
+					t.row("membership", cell{"frozen, rooms go on: " + st.Frozen, yellow})
+				}
 				t.row("workers", st.Sessions)
 				t.row("rooms", fmt.Sprintf("%d not ended, %d ended with pages not free", st.Rooms, st.Held))
 			}); err != nil {

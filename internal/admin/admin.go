@@ -64,9 +64,10 @@ type Status struct {
 	Ready       bool     `json:"ready"`
 	NotReady    []string `json:"not_ready,omitempty"` // why, one sentence each; empty when ready
 	Draining    bool     `json:"draining"`
-	Rooms       int      `json:"rooms"`    // not terminal
-	Held        int      `json:"held"`     // terminal, pages not reusable
-	Sessions    int      `json:"sessions"` // workers
+	Frozen      string   `json:"membership_frozen,omitempty"` // why membership cannot be read; the known peers stay, and this is no reason not to be ready
+	Rooms       int      `json:"rooms"`                       // not terminal
+	Held        int      `json:"held"`                        // terminal, pages not reusable
+	Sessions    int      `json:"sessions"`                    // workers
 }
 
 // RoomFilter selects records; zero fields select all.

@@ -25,7 +25,7 @@ func (n *Node) Status(ctx context.Context) (admin.Status, error) {
 	defer cancel()
 	err := n.ask(ctx, func() {
 		c := n.m.Counts()
-		s.Draining, s.Rooms, s.Sessions = n.draining, c.Live, len(n.sessions)
+		s.Draining, s.Rooms, s.Sessions, s.Frozen = n.draining, c.Live, len(n.sessions), n.frozen
 		var quarantined, registered int64
 		n.m.Rooms(func(v *core.View) bool {
 			if v.State == statemachine.Ended && !v.Residency.Reusable() {
@@ -454,7 +454,7 @@ func (n *Node) snapshot() telemetry.Snapshot {
 		Opened: map[telemetry.RoleBackend]uint64{}, Verdicts: map[telemetry.Verdict]uint64{}, OpsOut: map[string]int{},
 		OpsTotal: map[telemetry.OpEnd]uint64{}, MovedBytes: map[telemetry.Moved]uint64{}, Peers: map[string]int{}, Sessions: map[string]int{},
 		BadFrames: map[telemetry.BadFrame]uint64{}, Late: map[string]uint64{"all": st.Dropped}, Refused: map[string]uint64{"all": st.Refused},
-		QueueDepth: c.Waiting, OpsHeld: c.Queued, PinnedBytes: c.Pinned, Draining: n.draining,
+		QueueDepth: c.Waiting, OpsHeld: c.Queued, PinnedBytes: c.Pinned, Draining: n.draining, Frozen: n.frozen != "",
 		Lag: n.clock.paused, LagTotal: n.clock.pauses, Steps: n.steps.Load(),
 	}
 	type key struct {

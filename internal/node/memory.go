@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/terminus-kv/terminus/core"
 	"github.com/terminus-kv/terminus/core/layout"
 	"github.com/terminus-kv/terminus/core/statemachine"
+	"github.com/terminus-kv/terminus/internal/membership"
 	"github.com/terminus-kv/terminus/internal/peer"
 	"github.com/terminus-kv/terminus/internal/workerapi"
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
@@ -135,7 +137,20 @@ func (n *Node) announceGroup(g *group) {
 	} else if err := n.links.AnnounceGroup(g.announce()); err != nil {
 		n.log.Error("a group cannot be announced", "group", g.name, "err", err)
 	}
+	n.publishGroups()
 	n.pairGroups()
+}
+
+// publishGroups tells routers, by the membership's store, what is here.
+func (n *Node) publishGroups() {
+	if n.publisher == nil {
+		return
+	}
+	groups := make([]membership.Group, 0, len(n.groups))
+	for _, g := range n.groups {
+		groups = append(groups, membership.Group{Name: g.name, Role: g.role.String(), Size: g.size, Ranks: slices.Sorted(maps.Keys(g.ranks))})
+	}
+	n.publisher.SetGroups(groups)
 }
 
 // AddRegion implements workerapi.Node.

@@ -50,6 +50,7 @@ type Node struct {
 	log         *slog.Logger
 	ctx         context.Context
 	incarnation uint64
+	publisher   membership.GroupPublisher // nil where groups are not published
 	hostID      string
 	started     time.Time
 
@@ -82,6 +83,7 @@ type Node struct {
 	draining   bool
 	drainBy    time.Time          // when a drain cuts what is left
 	verdicts   map[string]verdict // on every node that has said Hello
+	frozen     string             // why membership cannot be read at present
 	peersDead  uint64             // of the core's stats, at the last step
 	recorder   recorder
 	bad        counters
@@ -152,6 +154,7 @@ func (n *Node) serve(ctx context.Context) (err error) {
 	}
 	stack.add(func() { lease.Close() }) // last: from here on others may hold a proof that we are gone
 	n.incarnation = lease.Incarnation()
+	n.publisher, _ = lease.(membership.GroupPublisher)
 	if n.recorder.file, err = flight.Create(n.cfg.NodeDir(), n.cfg.Node, n.incarnation, flight.DefaultRecords); err != nil {
 		n.log.Error("no room's history will outlive this engine", "err", err)
 	}
@@ -269,7 +272,7 @@ func (n *Node) serve(ctx context.Context) (err error) {
 	case <-ctx.Done():
 	case <-n.drainAsked:
 	case <-lease.Lost():
-		return errors.New("membership: another engine may act under this node's name; stopped at once")
+		return fmt.Errorf("membership: another engine may act under this node's name, stopped at once: %w", lease.Err())
 	}
 	return n.drain()
 }
@@ -334,8 +337,15 @@ func (n *Node) driver() (d membership.Driver, listen, address string, err error)
 			peers = append(peers, membership.StaticPeer{Node: s.Node, Address: s.Address})
 		}
 		d, err = membership.NewStatic(membership.StaticConfig{StateDir: n.cfg.StateDir, Peers: peers})
+	case "etcd":
+		listen = p.Listen
+		e := p.Etcd
+		d, err = membership.NewEtcd(membership.EtcdConfig{
+			Endpoints: e.Endpoints, Prefix: e.Prefix, Lease: e.Lease.Std(), Timeout: e.DialTimeout.Std(), Username: e.Username, PasswordFile: e.PasswordFile,
+			TLS: membership.EtcdTLS(e.TLS), StateDir: n.cfg.StateDir,
+		})
 	default:
-		err = fmt.Errorf("peers.driver: %q is not served; local and static are", p.Driver)
+		err = fmt.Errorf("peers.driver: %q is not served; local, static and etcd are", p.Driver)
 	}
 	if address = p.Advertise; address == "" {
 		address = listen

@@ -84,9 +84,17 @@ func (n *Node) peerID(node string) core.PeerID {
 
 // membershipUpdate: dial who is there; a proof of death ends rooms at once.
 func (n *Node) membershipUpdate(u membership.Update) {
+	why := ""
 	if u.Err != nil {
-		n.log.Warn("membership cannot be read, the last known peers stay", "err", u.Err)
+		why = u.Err.Error()
 	}
+	switch {
+	case why != "" && n.frozen == "":
+		n.log.Warn("membership cannot be read, the last known peers stay", "err", u.Err)
+	case why == "" && n.frozen != "":
+		n.log.Info("membership can be read again")
+	}
+	n.frozen = why
 	n.links.SetPeers(u.Peers)
 	for _, g := range u.Gone {
 		n.log.Warn("peer engine is gone", "peer", g.Node, "incarnation", g.Incarnation)

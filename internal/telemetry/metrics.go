@@ -147,6 +147,7 @@ func families() []metric {
 		perPlugin(asCounter, "plugin_restarts_total", "Restarts of the plugin.", func(p Plugin) float64 { return float64(p.Restarts) }),
 
 		vec(asGauge, "peers", "Other engines by state.", []string{"state"}, func(s *Snapshot) map[string]int { return s.Peers }, one),
+		gauge("membership_frozen", "1 while membership cannot be read: the known peers stay, rooms go on.", func(s *Snapshot) float64 { return bit(s.Frozen) }),
 		vec(asGauge, "sessions", "Connected workers by role.", []string{"role"}, func(s *Snapshot) map[string]int { return s.Sessions }, one),
 		vec(asCounter, "bad_frames_total", "Messages that broke a protocol, by who sent them.", []string{"source", "code"}, func(s *Snapshot) map[BadFrame]uint64 { return s.BadFrames },
 			func(k BadFrame) []string { return []string{k.Source, k.Code} }),

@@ -46,6 +46,7 @@ type Snapshot struct {
 	BadFrames map[BadFrame]uint64
 
 	Draining bool
+	Frozen   bool          // membership cannot be read
 	Lag      time.Duration // sum of observed pauses that virtual time left out
 	LagTotal uint64        // observed pauses
 	Steps    uint64        // steps of the core
