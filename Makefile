@@ -27,9 +27,14 @@ examples: build venv ## put the example backends into bin/: engine-plugin-copy, 
 	$(VENV)/bin/python -m ziglang cc -target wasm32-freestanding -O2 -nostdlib -fno-builtin -Wl,--no-entry \
 	  -o $(BIN)/rawguest.wasm plugins/sdk/example/rawguest/rawguest.c
 
+# An etcd for the demo, from a module of its own.
+.PHONY: etcdtest
+etcdtest:
+	$(GO) build -C internal/membership/etcdtest -ldflags '-s -w' -o $(CURDIR)/$(BIN)/etcdtest .
+
 .PHONY: demo
-demo: build ## move real KV cache between two engines on this machine and verify every page
-	$(BIN)/engine demo $(DEMO)
+demo: build $(if $(filter etcd,$(PEERS)),etcdtest) ## move real KV cache between two engines on this machine and verify every page; PEERS=etcd: with a store
+	$(BIN)/engine demo $(if $(PEERS),--peers $(PEERS)) $(DEMO)
 
 .PHONY: test
 test: build vet staticcheck venv ## vet, static check, all tests under the race detector, the Python packages

@@ -20,6 +20,7 @@ func newDemo(a *app) *cobra.Command {
 		Example: `  engine demo
   engine demo -o json
   engine demo --faults engine,link --seed 7
+  engine demo --peers etcd
   engine demo --trace conversation.jsonl --rooms 5000 --bytes 8GiB`,
 		Args:        arguments(0, 0, "no argument"),
 		Annotations: effect(starts),
@@ -41,6 +42,7 @@ func newDemo(a *app) *cobra.Command {
 	f.BoolVar(&o.NoPython, "no-python", false, "both workers in Go")
 	f.BoolVar(&o.NoIncident, "no-incident", false, "leave the first part out")
 	f.StringVar(&o.Faults, "faults", o.Faults, "what is done to engines, plugins and workers meanwhile: all, none, or some of "+strings.Join(demo.FaultNames(), ","))
+	f.Var(&choice{&o.Peers, []string{demo.PeersLocal, demo.PeersEtcd}}, "peers", "local, or etcd: by a store that the demo starts, and kills in between")
 	f.DurationVar(&o.Deadline, "deadline", o.Deadline, "longest run")
 	f.VarP(&choice{&o.Output, []string{"table", "json"}}, "output", "o", "table or json")
 	c.AddCommand(newDemoWorker(a))

@@ -34,6 +34,8 @@ type Options struct {
 	NoPython bool
 	// Plugin is empty for the embedded backend, "exec:PATH" for a plugin program, or "wasm:FILE" for a guest.
 	Plugin string
+	// Peers is how the engines find each other: PeersLocal, or PeersEtcd with a store that the demo starts.
+	Peers string
 	// Output is "table" or "json". With json, standard output holds one JSON object and nothing else.
 	Output string
 	// NoIncident leaves the first part out.
@@ -61,6 +63,7 @@ func Defaults() Options {
 		AbortFraction: 0.05,
 		Arrival:       ArrivalBurst,
 		Faults:        faultsAll,
+		Peers:         PeersLocal,
 		Output:        "table",
 		Deadline:      3 * time.Minute,
 		Stdout:        io.Discard,
@@ -113,7 +116,10 @@ func (o Options) check() error {
 			bad("--plugin %q: must be exec:PATH or wasm:FILE", o.Plugin)
 		}
 	}
-	if kinds, err := faultKinds(o.Faults); err != nil {
+	if o.Peers != PeersLocal && o.Peers != PeersEtcd {
+		bad("--peers %q: must be %s or %s", o.Peers, PeersLocal, PeersEtcd)
+	}
+	if kinds, err := faultKinds(o.Faults, o.Peers); err != nil {
 		errs = append(errs, err)
 	} else if least := leastRooms(len(kinds)); o.Rooms >= 1 && o.Rooms < least {
 		bad("--rooms %d: too few to have --faults %s strike while others are in flight; take %d or more, or --faults none", o.Rooms, o.Faults, least)

@@ -15,6 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
 	client "github.com/terminus-kv/terminus/clients/go"
 )
 
@@ -29,6 +33,12 @@ var built struct {
 // build returns the path of a program of this module.
 func build(t *testing.T, pkg, name string) string {
 	t.Helper()
+	return goBuild(t, name, module+pkg)
+}
+
+// goBuild returns the path of a program that `go build ARGS` makes.
+func goBuild(t *testing.T, name string, args ...string) string {
+	t.Helper()
 	built.Lock()
 	defer built.Unlock()
 	if built.dir == "" {
@@ -42,8 +52,8 @@ func build(t *testing.T, pkg, name string) string {
 	if _, err := os.Stat(path); err == nil {
 		return path
 	}
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", path, module+pkg).CombinedOutput(); err != nil {
-		t.Fatalf("go build %s: %v\n%s", pkg, err, out)
+	if out, err := exec.CommandContext(t.Context(), "go", append(append([]string{"build"}, args[:len(args)-1]...), "-o", path, args[len(args)-1])...).CombinedOutput(); err != nil {
+		t.Fatalf("go build %s: %v\n%s", args, err, out)
 	}
 	return path
 }
@@ -112,13 +122,125 @@ func TestDemoSurvivesEveryFault(t *testing.T) {
 		}
 	}
 	slices.Sort(struck)
-	want := FaultNames()
+	want := allFaults(PeersLocal)
 	slices.Sort(want)
 	if !slices.Equal(struck, want) {
 		t.Errorf("faults %v", struck)
 	}
 	if r.Rooms != 150 || r.Success+r.Aborted+r.Failed != 150 || r.Success < 120 || r.Retried == 0 || r.RetriedSuccess == 0 || r.Bytes < 16<<20 {
 		t.Errorf("%+v", r)
+	}
+}
+
+// The store is killed under load and stays away for longer than a lease: no room fails of that. An engine that is
+// killed comes back under its name at once.
+func TestDemoByEtcdSurvivesItsStore(t *testing.T) {
+	t.Parallel()
+	buildStore(t)
+	r, err := runJSON(t, func(o *Options) { o.Peers, o.Faults, o.Rooms = PeersEtcd, faultStore+","+faultEngine, 120 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Rooms != 120 || r.Success < 100 || r.LostAttempts[reasonEngineLost] == 0 || r.RetriedSuccess == 0 || len(r.Faults) != 2 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// buildStore puts the etcd beside the engine.
+func buildStore(t *testing.T) {
+	t.Helper()
+	goBuild(t, storeProgram, "-C", "../membership/etcdtest", "-ldflags", "-s -w", ".")
+}
+
+// An engine publishes its groups, stops at once when the store says that its record is gone, and does not start
+// without a store.
+func TestEngineObeysItsStore(t *testing.T) {
+	t.Parallel()
+	buildStore(t)
+	binary, dir := build(t, "cmd/engine", "engine"), t.TempDir()
+	for _, d := range []string{"run", "state"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := newStore(t.Context(), binary, dir, os.Environ())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { s.proc.kill(); <-s.proc.done }()
+	peers, err := (&run{dir: dir, store: s}).peers(0, "n", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := newEngine(dir, "n", "", peers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.start(binary, os.Environ()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { e.proc.stop(stopGrace) }()
+	if err := e.waitReady(t.Context()); err != nil {
+		t.Fatal(err, e.proc.lastWords())
+	}
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://" + s.addr}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	get := func(key string) []*mvccpb.KeyValue {
+		resp, err := c.Get(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.Kvs
+	}
+	w, err := dialWorker(t.Context(), client.Options{Socket: e.worker, Group: "m", Role: client.Source, Size: 1, Layout: client.Layout{DType: "bf16", Layers: 2, KVHeads: 1, HeadDim: 8, PageTokens: 64, Kind: "mha"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	for give := time.Now().Add(10 * time.Second); len(get("/terminus/groups/n/m")) == 0; time.Sleep(readyPoll) {
+		if time.Now().After(give) {
+			t.Fatal("the group is not published")
+		}
+	}
+
+	record := get("/terminus/peers/n")
+	if len(record) != 1 || uint64(record[0].CreateRevision) != w.Incarnation() {
+		t.Fatalf("%+v, incarnation %d", record, w.Incarnation())
+	}
+	if _, err := c.Revoke(t.Context(), clientv3.LeaseID(record[0].Lease)); err != nil {
+		t.Fatal(err)
+	}
+	ends := func(want string) {
+		t.Helper()
+		select {
+		case <-e.proc.done:
+		case <-time.After(30 * time.Second):
+			t.Fatal("the engine goes on")
+		}
+		words := strings.Split(strings.TrimSpace(e.proc.lastWords()), "\n")
+		if last := words[len(words)-1]; e.proc.err == nil || e.proc.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(last, want) {
+			t.Errorf("ended by %v: %s", e.proc.err, last)
+		}
+	}
+	ends("membership: another engine may act under this node's name, stopped at once: the store has no record /terminus/peers/n any more")
+
+	s.proc.kill()
+	<-s.proc.done
+	if err := e.start(binary, os.Environ()); err != nil {
+		t.Fatal(err)
+	}
+	ends("connection refused; fix: see that peers.etcd.endpoints can be reached")
+}
+
+func TestDemoSaysThatThereIsNoStoreToStart(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	o := smallRun(t, script(t, "exit 3"))
+	o.Peers = PeersEtcd
+	if _, err := Run(t.Context(), o); err == nil || !strings.HasSuffix(err.Error(), "no such file or directory; build it with: make demo PEERS=etcd") {
+		t.Errorf("got %v", err)
 	}
 }
 
@@ -132,7 +254,7 @@ func TestWorkerWaitsForThePlaceOfADeadOne(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	e, err := newEngine(dir, "n", "", "")
+	e, err := newEngine(dir, "n", "", "{driver: local}")
 	if err != nil {
 		t.Fatal(err)
 	}

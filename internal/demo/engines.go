@@ -33,8 +33,9 @@ type engine struct {
 // peerSocket is where an engine of driver local listens for others.
 func peerSocket(dir, node string) string { return filepath.Join(dir, "run", node, "peer.sock") }
 
-// newEngine writes the configuration of a node below dir. plugin is the entry of its backend; empty: the built-in one.
-func newEngine(dir, node, plugin, advertise string) (*engine, error) {
+// newEngine writes the configuration of a node below dir. plugin is the entry of its backend; empty: the built-in
+// one. peers is that of its membership.
+func newEngine(dir, node, plugin, peers string) (*engine, error) {
 	run := filepath.Join(dir, "run")
 	e := &engine{
 		node:   node,
@@ -42,25 +43,21 @@ func newEngine(dir, node, plugin, advertise string) (*engine, error) {
 		worker: filepath.Join(run, node, "worker.sock"),
 		admin:  filepath.Join(run, node, "admin.sock"),
 	}
-	if err := os.WriteFile(e.config, []byte(engineConfig(dir, node, plugin, advertise)), 0o600); err != nil {
+	if err := os.WriteFile(e.config, []byte(engineConfig(dir, node, plugin, peers)), 0o600); err != nil {
 		return nil, fmt.Errorf("write the configuration of %s: %w", node, err)
 	}
 	return e, nil
 }
 
 // engineConfig is what a user would write: everything else is the default. The clocks are short enough
-// for whoever watches. advertise is the address that other engines are told; empty: a unix socket.
-func engineConfig(dir, node, plugin, advertise string) string {
+// for whoever watches.
+func engineConfig(dir, node, plugin, peers string) string {
 	var b strings.Builder
 	q := strconv.Quote
 	fmt.Fprintf(&b, "node: %s\n", node)
 	fmt.Fprintf(&b, "runtime_dir: %s\n", q(filepath.Join(dir, "run")))
 	fmt.Fprintf(&b, "state_dir: %s\n", q(filepath.Join(dir, "state")))
-	if advertise == "" {
-		fmt.Fprintf(&b, "peers: {driver: local}\n")
-	} else {
-		fmt.Fprintf(&b, "peers: {driver: local, advertise: %s}\n", q(advertise))
-	}
+	fmt.Fprintf(&b, "peers: %s\n", peers)
 	fmt.Fprintf(&b, "clocks: {bootstrap: 45s, register: 45s, input: 45s}\n")
 	fmt.Fprintf(&b, "drain: {budget: 5s}\n")
 	if plugin == "" {

@@ -15,14 +15,24 @@ const (
 	faultWorker = "worker" // SIGKILL to one worker, in whose place a new one is started
 	faultPause  = "pause"  // SIGSTOP to one engine, SIGCONT after pauseTime
 	faultLink   = "link"   // the connection between the engines is cut for cutTime
+	faultStore  = "store"  // SIGKILL to the membership's store, which is started again after storeTime
 
 	faultsAll  = "all"
 	faultsNone = "none"
 )
 
-// FaultNames lists what --faults takes, beside all and none.
+// FaultNames lists what --faults takes, beside all and none: the last, the store, where there is one.
 func FaultNames() []string {
-	return []string{faultPlugin, faultEngine, faultWorker, faultPause, faultLink}
+	return []string{faultPlugin, faultEngine, faultWorker, faultPause, faultLink, faultStore}
+}
+
+// allFaults are those that --faults all stands for.
+func allFaults(peers string) []string {
+	names := FaultNames()
+	if peers != PeersEtcd {
+		names = names[:len(names)-1]
+	}
+	return names
 }
 
 // How long the faults last that end by themselves.
@@ -43,10 +53,10 @@ const (
 )
 
 // faultKinds reads --faults.
-func faultKinds(text string) ([]string, error) {
+func faultKinds(text, peers string) ([]string, error) {
 	switch text {
 	case faultsAll:
-		return FaultNames(), nil
+		return allFaults(peers), nil
 	case faultsNone, "":
 		return nil, nil
 	}
@@ -55,6 +65,8 @@ func faultKinds(text string) ([]string, error) {
 		switch {
 		case !slices.Contains(FaultNames(), k):
 			return nil, fmt.Errorf("--faults: no fault is called %q; there are all, none, %s", k, strings.Join(FaultNames(), ", "))
+		case !slices.Contains(allFaults(peers), k):
+			return nil, fmt.Errorf("--faults: without --peers etcd there is no %s", k)
 		case slices.Contains(kinds, k):
 			return nil, fmt.Errorf("--faults: %s stands there twice", k)
 		}
@@ -83,7 +95,7 @@ type fault struct {
 	second   float64 // of the run
 	struck   int64   // monotonic
 	repaired int64   // monotonic; 0: not yet
-	over     int64   // monotonic: a room opened after the repair has succeeded; 0: not yet
+	over     int64   // monotonic: a room opened after the repair (of the store: after the strike) has succeeded; 0: not yet
 }
 
 // planFaults draws the moments: the faults strike in an order of the seed's, each somewhere in the middle

@@ -12,17 +12,26 @@ func TestFaultKinds(t *testing.T) {
 		text, err string
 		want      []string
 	}{
-		{"all", "", FaultNames()},
+		{"all", "", []string{"plugin", "engine", "worker", "pause", "link"}},
+		{"store", "without --peers etcd there is no store", nil},
 		{"none", "", nil},
 		{"", "", nil},
 		{"link,engine", "", []string{"link", "engine"}},
 		{"link,link", "twice", nil},
-		{"fire", `no fault is called "fire"; there are all, none, plugin, engine, worker, pause, link`, nil},
+		{"fire", `no fault is called "fire"; there are all, none, plugin, engine, worker, pause, link, store`, nil},
 		{"link,", `no fault is called ""`, nil},
 	} {
-		got, err := faultKinds(c.text)
+		got, err := faultKinds(c.text, PeersLocal)
 		if !reflect.DeepEqual(got, c.want) || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
 			t.Errorf("%q: %v, %v", c.text, got, err)
+		}
+	}
+}
+
+func TestFaultsWithAStore(t *testing.T) {
+	for text, want := range map[string][]string{"all": FaultNames(), "store": {"store"}} {
+		if got, err := faultKinds(text, PeersEtcd); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %v, %v", text, got, err)
 		}
 	}
 }
@@ -31,7 +40,7 @@ func TestFaultKinds(t *testing.T) {
 func TestFaultsHaveRoom(t *testing.T) {
 	orders, targets := map[string]bool{}, map[string]int{}
 	for seed := range uint64(200) {
-		for _, rooms := range []int{leastRooms(5), 130, 1024} {
+		for _, rooms := range []int{leastRooms(6), 130, 1024} {
 			faults := planFaults(FaultNames(), rooms, seed)
 			end, order := 0, ""
 			for _, f := range faults {
@@ -54,7 +63,7 @@ func TestFaultsHaveRoom(t *testing.T) {
 			}
 		}
 	}
-	if len(orders) < 50 || len(targets) != 9 {
+	if len(orders) < 50 || len(targets) != 11 {
 		t.Errorf("%d orders, targets %v", len(orders), targets)
 	}
 }

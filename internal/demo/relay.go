@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"time"
 )
@@ -15,7 +16,7 @@ const relayDial = 3 * time.Second
 // relay passes on what they send to the engine's own socket and back. The cable can be cut.
 type relay struct {
 	ln     net.Listener
-	target string // unix socket
+	target string // as peers.advertise would say it
 	wg     sync.WaitGroup
 
 	mu    sync.Mutex
@@ -53,7 +54,11 @@ func (r *relay) serve(near net.Conn) {
 		return
 	}
 	defer r.leave(near)
-	far, err := net.DialTimeout("unix", r.target, relayDial)
+	network, target := "tcp", r.target
+	if path, ok := strings.CutPrefix(target, "unix:"); ok {
+		network, target = "unix", path
+	}
+	far, err := net.DialTimeout(network, target, relayDial)
 	if err != nil || !r.join(far) {
 		return
 	}

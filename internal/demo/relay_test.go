@@ -47,7 +47,7 @@ func ask(c net.Conn, text string) error {
 
 func TestRelayCutsBothWays(t *testing.T) {
 	path, lost := echoServer(t)
-	r, err := newRelay(path)
+	r, err := newRelay("unix:" + path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -77,6 +77,7 @@ type run struct {
 	argv    [2][]string // of the workers
 	engines [2]*engine  // prefill, decode
 	relays  [2]*relay   // to them; nil without the fault that cuts the link
+	store   *store      // nil without one
 	workers [2]*process
 	sides   [2]*side
 	lines   chan update
@@ -141,7 +142,7 @@ func (r *run) prepare() (err error) {
 			return fmt.Errorf("find the engine's own binary: %w", err)
 		}
 	}
-	kinds, err := faultKinds(o.Faults)
+	kinds, err := faultKinds(o.Faults, o.Peers)
 	if err != nil {
 		return err
 	}
@@ -195,17 +196,21 @@ func (r *run) bringUp(ctx context.Context) error {
 		}
 		plugin = fmt.Sprintf("{%s: %q}", kind, path)
 	}
+	if r.o.Peers == PeersEtcd {
+		var err error
+		if r.store, err = newStore(ctx, r.binary, r.dir, r.env); err != nil {
+			return err
+		}
+		fmt.Fprintf(r.out, "Membership by etcd: a store of one member at %s; the record of an engine outlives it by %v\n", r.store.addr, storeLease)
+	}
 	cable := slices.ContainsFunc(r.strikes, func(f *fault) bool { return f.kind == faultLink })
 	for i, role := range roles {
-		node, advertise := role+"-0", ""
-		if cable {
-			var err error
-			if r.relays[i], err = newRelay(peerSocket(r.dir, node)); err != nil {
-				return err
-			}
-			advertise = r.relays[i].addr()
+		node := role + "-0"
+		peers, err := r.peers(i, node, cable)
+		if err != nil {
+			return err
 		}
-		e, err := newEngine(r.dir, node, plugin, advertise)
+		e, err := newEngine(r.dir, node, plugin, peers)
 		if err != nil {
 			return err
 		}
@@ -220,6 +225,26 @@ func (r *run) bringUp(ctx context.Context) error {
 		}
 	}
 	return r.startWorkers(ctx)
+}
+
+// peers is the entry of an engine's membership. The relay, where there is one, is what it advertises.
+func (r *run) peers(i int, node string, cable bool) (string, error) {
+	listen, entry := "unix:"+peerSocket(r.dir, node), "driver: local"
+	if r.store != nil {
+		var err error
+		if listen, err = freePort(); err != nil {
+			return "", err
+		}
+		entry = fmt.Sprintf("driver: etcd, listen: %q, etcd: {endpoints: %q, lease: %s}", listen, "http://"+r.store.addr, storeLease)
+	}
+	if cable {
+		var err error
+		if r.relays[i], err = newRelay(listen); err != nil {
+			return "", err
+		}
+		entry += fmt.Sprintf(", advertise: %q", r.relays[i].addr())
+	}
+	return "{" + entry + "}", nil
 }
 
 // measure fills in the figures of the table.
@@ -311,6 +336,10 @@ func (r *run) takeDown() {
 				if c != nil {
 					c.close()
 				}
+			}
+			if r.store != nil && r.store.proc != nil {
+				r.store.proc.kill()
+				<-r.store.proc.done
 			}
 			return
 		}

@@ -150,8 +150,12 @@ func (k *striker) report(worker int, line report) {
 	switch {
 	case k.phase == phaseStruck && f.kind == faultWorker && k.worker && worker == f.target && line.T == "ready":
 		k.repaired(time.Now())
+	case k.phase == phaseStruck && f.kind == faultStore && f.over == 0 && worker == 1 && line.T == "ended" && line.Status == statusSuccess && line.Opened >= f.struck:
+		f.over = monotonic() // while the store is away
 	case k.phase == phaseRepaired && worker == 1 && line.T == "ended" && line.Status == statusSuccess && line.Opened >= f.repaired:
-		f.over = monotonic()
+		if f.over == 0 {
+			f.over = monotonic()
+		}
 		k.next++
 		k.worker = false
 		k.enter(phaseDue, time.Now())
@@ -200,6 +204,14 @@ func (k *striker) strike(f *fault) error {
 		k.repair(func(ctx context.Context) error {
 			defer proc.signal(syscall.SIGCONT)
 			return sleep(ctx, pauseTime)
+		})
+	case faultStore:
+		k.tell(f, "SIGKILL to etcd, started again after %v", storeTime)
+		st := k.s.store
+		st.proc.signal(syscall.SIGKILL)
+		k.repair(func(ctx context.Context) error {
+			<-st.proc.done
+			return st.outage(ctx, k.s.engines[:])
 		})
 	case faultLink:
 		k.tell(f, "the link between the engines is cut for %v", cutTime)
