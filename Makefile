@@ -48,6 +48,7 @@ test: build vet staticcheck venv ## vet, static check, all tests under the race 
 vet:
 	@out=$$(gofmt -l .); [ -z "$$out" ] || { echo "not gofmt-ed: $$out" >&2; exit 1; }
 	$(GO) vet ./...
+	$(GO) vet -C internal/membership/etcdtest ./...
 
 .PHONY: staticcheck
 staticcheck: $(TOOLS)/staticcheck

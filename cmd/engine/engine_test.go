@@ -214,12 +214,13 @@ func TestFindEngine(t *testing.T) {
 	}
 	other := admintest.Sample()
 	other.State.Node, other.State.Ready, other.State.NotReady = "decode-0", false, []string{"no transfer backend is up"}
+	other.State.Frozen = "etcd at http://127.0.0.1:1: connection refused"
 	socket := serve(t, dir, "decode-0", other, false)
 	if code, _, errOut := command(t, env, "status"); code != exitFailed || !strings.Contains(errOut, "--node decode-0 or --node prefill-0") {
 		t.Errorf("two: exit %d: %s", code, errOut)
 	}
 	// A node that is not ready: the state is printed, and the exit code says it.
-	if code, out, _ := command(t, env, "status", "--node", "decode-0"); code != exitFailed || !strings.Contains(out, "no transfer backend is up") {
+	if code, out, _ := command(t, env, "status", "--node", "decode-0"); code != exitFailed || !strings.Contains(out, "no transfer backend is up") || !strings.Contains(out, "frozen, rooms go on: "+other.State.Frozen) {
 		t.Errorf("--node: exit %d: %s", code, out)
 	}
 	if code, out, _ := command(t, nil, "status", "--socket", socket); code != exitFailed || !strings.Contains(out, "decode-0") {
