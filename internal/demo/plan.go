@@ -7,7 +7,8 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"os"
+
+	"github.com/terminus-kv/terminus/internal/trace"
 )
 
 // Arrivals.
@@ -19,7 +20,7 @@ const (
 // The scaled-down model: what a token's KV looks like.
 const (
 	pageTokens    = 64
-	blockPages    = blockTokens / pageTokens
+	blockPages    = trace.BlockTokens / pageTokens
 	planTensors   = 4       // two layers, K and V
 	fullModelKV   = 327_680 // bytes a token of Llama-3-70B, the scale that is printed
 	pageUnit      = 128     // a page of one tensor is a multiple of it,
@@ -106,28 +107,19 @@ type planOptions struct {
 
 // NewPlan reads or generates the trace and makes the schedule.
 func newPlan(o planOptions) (*Plan, error) {
-	var reqs []Request
-	if o.Trace == "" {
-		reqs = GenerateTrace(o.Rooms, o.Seed)
-	} else {
-		f, err := os.Open(o.Trace)
-		if err != nil {
-			return nil, fmt.Errorf("trace: %w", err)
-		}
-		defer f.Close()
-		if reqs, err = ReadTrace(f, o.Rooms); err != nil {
-			return nil, fmt.Errorf("trace %s: %w", o.Trace, err)
-		}
+	reqs, err := trace.Load(o.Trace, o.Rooms, o.Seed)
+	if err != nil {
+		return nil, err
 	}
-	if o.Arrival == ArrivalSpread {
-		Spread(reqs, o.Seed)
+	if o.Arrival == ArrivalSpread && !trace.Spread(reqs, o.Seed) {
+		o.Arrival = ArrivalBurst // as recorded
 	}
 	return planTrace(reqs, o)
 }
 
 // planTrace maps requests to rooms: blocks to pages, shared prefixes to cached pages, the uncached
 // rest to chunks, and everything to the size and speed of this run.
-func planTrace(reqs []Request, o planOptions) (*Plan, error) {
+func planTrace(reqs []trace.Request, o planOptions) (*Plan, error) {
 	if len(reqs) == 0 {
 		return nil, errors.New("the trace holds no request")
 	}
@@ -197,7 +189,7 @@ func roomIDs(rng *rand.Rand, n int) []int64 {
 // shareBlocks fills in ID, Pages, Cached, Prefix and Keep. A block is cached when an earlier request
 // had the same id at the same place with as many tokens, and so was everything before it. (The cache
 // is unbounded here; what a worker has evicted by then it computes again.)
-func shareBlocks(rooms []Room, reqs []Request, ids []int64) {
+func shareBlocks(rooms []Room, reqs []trace.Request, ids []int64) {
 	type place struct{ room, block, tokens int }
 	first := make(map[int64]place)
 	for i := range reqs {
@@ -206,7 +198,7 @@ func shareBlocks(rooms []Room, reqs []Request, ids []int64) {
 		r.Pages = (q.InputLength + pageTokens - 1) / pageTokens
 		cached := true
 		for b, id := range q.HashIDs {
-			tokens := min(blockTokens, q.InputLength-b*blockTokens)
+			tokens := min(trace.BlockTokens, q.InputLength-b*trace.BlockTokens)
 			pages := (tokens + pageTokens - 1) / pageTokens
 			at, known := first[id]
 			if cached = cached && known && at.block == b && at.tokens == tokens; cached {
@@ -228,7 +220,7 @@ func shareBlocks(rooms []Room, reqs []Request, ids []int64) {
 // chunkTokens returns the largest chunk of at most 8,192 tokens with which half of the rooms have
 // several chunks; the smallest is one block.
 func chunkTokens(rooms []Room) int {
-	for chunk := 8192; chunk > blockTokens; chunk /= 2 {
+	for chunk := 8192; chunk > trace.BlockTokens; chunk /= 2 {
 		several := 0
 		for i := range rooms {
 			if rooms[i].Moved() > chunk/pageTokens {
@@ -239,7 +231,7 @@ func chunkTokens(rooms []Room) int {
 			return chunk
 		}
 	}
-	return blockTokens
+	return trace.BlockTokens
 }
 
 // summary is what is printed about a plan.
@@ -320,7 +312,7 @@ func readPlan(r io.Reader) (*Plan, error) {
 		return nil, fmt.Errorf("schedule, line 1: rooms %d is not between 1 and %d", h.Count, maxRooms)
 	case h.PageBytes < minPageBytes || h.PageBytes > maxPageBytes || h.Tensors < 1 || h.Tensors > 64:
 		return nil, fmt.Errorf("schedule, line 1: page_bytes %d, tensors %d: outside [%d, %d], [1, 64]", h.PageBytes, h.Tensors, minPageBytes, maxPageBytes)
-	case h.PageTokens < 1 || h.BlockPages < 1 || h.PoolPages < 1 || h.PoolPages > 4*maxTokens/pageTokens || h.poolBytes() > maxPlanBytes:
+	case h.PageTokens < 1 || h.BlockPages < 1 || h.PoolPages < 1 || h.PoolPages > 4*trace.MaxTokens/pageTokens || h.poolBytes() > maxPlanBytes:
 		return nil, fmt.Errorf("schedule, line 1: page_tokens %d, block_pages %d, pool_pages %d: out of range", h.PageTokens, h.BlockPages, h.PoolPages)
 	}
 	for i := range h.Count {

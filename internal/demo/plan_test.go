@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/terminus-kv/terminus/internal/trace"
 )
 
 func TestDefaultPlanIsTheMainJob(t *testing.T) {
@@ -56,18 +58,18 @@ func TestPlanSaysWhatItMovesInstead(t *testing.T) {
 }
 
 func TestPlanRefusesWhatDoesNotFit(t *testing.T) {
-	_, err := planTrace([]Request{{InputLength: maxTokens}}, planOptions{Bytes: maxBytes})
+	_, err := planTrace([]trace.Request{{InputLength: trace.MaxTokens}}, planOptions{Bytes: maxBytes})
 	if err == nil || !strings.Contains(err.Error(), "each worker would need a pool of 128.00 GiB") {
 		t.Fatalf("got %v", err)
 	}
-	_, err = planTrace([]Request{}, planOptions{Bytes: 1})
+	_, err = planTrace([]trace.Request{}, planOptions{Bytes: 1})
 	if err == nil {
 		t.Fatal("an empty trace was planned")
 	}
 }
 
 func TestPlanSharesPrefixes(t *testing.T) {
-	reqs, err := ReadTrace(strings.NewReader(`{"timestamp":0,"input_length":1100,"output_length":1,"hash_ids":[0,1,2]}
+	reqs, err := trace.Read(strings.NewReader(`{"timestamp":0,"input_length":1100,"output_length":1,"hash_ids":[0,1,2]}
 {"timestamp":1,"input_length":1600,"output_length":1,"hash_ids":[0,1,3,4]}
 {"timestamp":2,"input_length":1600,"output_length":1,"hash_ids":[0,1,3,4]}
 {"timestamp":3,"input_length":600,"output_length":1,"hash_ids":[0,2]}
@@ -166,4 +168,26 @@ func TestOptionsAreChecked(t *testing.T) {
 			t.Errorf("%s is not named in %v", want, err)
 		}
 	}
+}
+
+func FuzzPlanTrace(f *testing.F) {
+	f.Add([]byte(`{"timestamp": 3, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}`))
+	f.Add([]byte(`{"timestamp":0,"input_length":1,"output_length":0,"hash_ids":[9]}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		reqs, err := trace.Read(bytes.NewReader(b), 100)
+		if err != nil {
+			return
+		}
+		p, err := planTrace(reqs, planOptions{Bytes: 1 << 20, AbortFraction: 1})
+		if err != nil {
+			return // nothing to move
+		}
+		var out bytes.Buffer
+		if err := p.write(&out); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readPlan(&out); err != nil {
+			t.Fatalf("a plan that was made cannot be read: %v", err)
+		}
+	})
 }

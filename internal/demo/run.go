@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/terminus-kv/terminus/internal/trace"
 )
 
 // workerQuiet is how long the demo's workers go on when nothing happens: longer than any clock that
@@ -172,7 +174,7 @@ func (r *run) prepare() (err error) {
 // describe prints what is going to be replayed, and at what scale.
 func (r *run) describe() {
 	s, p, o := r.plan.summary(), r.plan, r.o
-	fmt.Fprintf(r.out, "Trace: %s\n", traceSource(o.Trace))
+	fmt.Fprintf(r.out, "Trace: %s\n", trace.Source(o.Trace))
 	if text := p.sizeNote(o.Bytes); text != "" {
 		fmt.Fprintf(r.out, "  %s\n", text)
 	}

@@ -1,4 +1,5 @@
-package demo
+// Package trace reads, writes and makes request traces in Mooncake's format (FAST 25).
+package trace
 
 import (
 	"bufio"
@@ -9,21 +10,22 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 )
 
-// blockTokens is how many tokens one hash id of a Mooncake-format trace stands for.
-const blockTokens = 512
+// BlockTokens is how many tokens one hash id stands for.
+const BlockTokens = 512
 
 // Limits of a trace that is read: what a line may be and what one request may hold.
 const (
-	maxTraceLine = 1 << 20
-	maxTokens    = 4 << 20
+	MaxTokens    = 4 << 20
+	maxLine      = 1 << 20
 	maxTimestamp = int64(1) << 40 // ms
 )
 
-// Request is one line of a trace in Mooncake's format (FAST 25). Equal hash ids are equal KV of that
+// Request is one line of a trace. Equal hash ids are equal KV of that
 // block and of everything before it.
 type Request struct {
 	Timestamp    int64   `json:"timestamp"` // ms from the start of the trace
@@ -32,12 +34,29 @@ type Request struct {
 	HashIDs      []int64 `json:"hash_ids"` // one for each 512 tokens of input, the last may be partial
 }
 
-// ReadTrace reads at most limit requests from r. An error names the line and the field. Times must
+// Load reads at most limit requests from a file; without a path it generates as many.
+func Load(path string, limit int, seed uint64) ([]Request, error) {
+	if path == "" {
+		return Generate(limit, seed), nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("trace: %w", err)
+	}
+	defer f.Close()
+	reqs, err := Read(f, limit)
+	if err != nil {
+		return nil, fmt.Errorf("trace %s: %w", path, err)
+	}
+	return reqs, nil
+}
+
+// Read reads at most limit requests from r. An error names the line and the field. Times must
 // not decrease; the number of hash ids must be that of the blocks of input.
-func ReadTrace(r io.Reader, limit int) ([]Request, error) {
+func Read(r io.Reader, limit int) ([]Request, error) {
 	var out []Request
 	sc := bufio.NewScanner(r)
-	sc.Buffer(make([]byte, 0, 64<<10), maxTraceLine)
+	sc.Buffer(make([]byte, 0, 64<<10), maxLine)
 	line := 0
 	for len(out) < limit && sc.Scan() {
 		line++
@@ -56,7 +75,7 @@ func ReadTrace(r io.Reader, limit int) ([]Request, error) {
 	}
 	if err := sc.Err(); err != nil {
 		if errors.Is(err, bufio.ErrTooLong) {
-			err = fmt.Errorf("longer than %d bytes", maxTraceLine)
+			err = fmt.Errorf("longer than %d bytes", maxLine)
 		}
 		return nil, fmt.Errorf("line %d: %w", line+1, err)
 	}
@@ -100,14 +119,14 @@ func parseRequest(text []byte) (Request, error) {
 	ids := *raw.HashIDs
 	err := errors.Join(
 		within("timestamp", *raw.Timestamp, 0, maxTimestamp),
-		within("input_length", *raw.InputLength, 1, maxTokens),
-		within("output_length", *raw.OutputLength, 0, maxTokens),
+		within("input_length", *raw.InputLength, 1, MaxTokens),
+		within("output_length", *raw.OutputLength, 0, MaxTokens),
 	)
 	if err != nil {
 		return Request{}, err
 	}
-	if want := (*raw.InputLength + blockTokens - 1) / blockTokens; int64(len(ids)) != want {
-		return Request{}, fmt.Errorf("hash_ids: %d ids, but input_length %d makes %d blocks of %d tokens", len(ids), *raw.InputLength, want, blockTokens)
+	if want := (*raw.InputLength + BlockTokens - 1) / BlockTokens; int64(len(ids)) != want {
+		return Request{}, fmt.Errorf("hash_ids: %d ids, but input_length %d makes %d blocks of %d tokens", len(ids), *raw.InputLength, want, BlockTokens)
 	}
 	for i, id := range ids {
 		if id < 0 {
@@ -117,8 +136,8 @@ func parseRequest(text []byte) (Request, error) {
 	return Request{Timestamp: *raw.Timestamp, InputLength: int(*raw.InputLength), OutputLength: int(*raw.OutputLength), HashIDs: ids}, nil
 }
 
-// WriteTrace writes requests in the format that ReadTrace reads.
-func WriteTrace(w io.Writer, reqs []Request) error {
+// Write writes requests in the format that Read reads.
+func Write(w io.Writer, reqs []Request) error {
 	bw := bufio.NewWriter(w)
 	enc := json.NewEncoder(bw)
 	for i := range reqs {
@@ -132,9 +151,12 @@ func WriteTrace(w io.Writer, reqs []Request) error {
 // quantile is one point of a distribution.
 type quantile struct{ p, v float64 }
 
-// The published distribution of Mooncake's conversation trace (12,031 requests of one hour): prompt
-// and answer lengths in tokens, arrivals in ticks of 3 s, and how prompts share prefixes: every
-// request starts with block 0, 38.7 % share more than that, 1 % repeat an earlier one completely.
+// Published is the number of requests of Mooncake's conversation trace, an hour of them.
+const Published = 12_031
+
+// The published distribution of that trace: prompt and answer lengths in tokens, arrivals in ticks of
+// 3 s, and how prompts share prefixes: every request starts with block 0, 38.7 % share more than that,
+// 1 % repeat an earlier one completely.
 var (
 	inputQuantiles  = []quantile{{0, 891}, {0.5, 6909}, {0.9, 27367}, {0.99, 85401}, {1, 126195}}
 	outputQuantiles = []quantile{{0, 1}, {0.5, 350}, {0.9, 597}, {0.99, 1120}, {1, 2000}}
@@ -159,8 +181,8 @@ func draw(q []quantile, u float64) float64 {
 	return q[len(q)-1].v
 }
 
-// GenerateTrace makes n requests of the published distribution. Equal seeds make equal traces.
-func GenerateTrace(n int, seed uint64) []Request {
+// Generate makes n requests of the published distribution. Equal seeds make equal traces.
+func Generate(n int, seed uint64) []Request {
 	rng := rand.New(rand.NewPCG(seed, 0x7261_6365)) // a stream of its own
 	out := make([]Request, 0, n)
 	nextID := int64(1) // 0 is the system prompt's block, in front of everybody's
@@ -178,7 +200,7 @@ func GenerateTrace(n int, seed uint64) []Request {
 				InputLength:  int(draw(inputQuantiles, rng.Float64())),
 				OutputLength: int(draw(outputQuantiles, rng.Float64())),
 			}
-			blocks := (req.InputLength + blockTokens - 1) / blockTokens
+			blocks := (req.InputLength + BlockTokens - 1) / BlockTokens
 			switch u := rng.Float64(); {
 			case u < repeatFraction && len(out) > 0:
 				old := out[rng.IntN(len(out))]
@@ -192,7 +214,7 @@ func GenerateTrace(n int, seed uint64) []Request {
 						break
 					}
 					old := out[rng.IntN(len(out))]
-					whole := min(old.InputLength/blockTokens, req.InputLength/blockTokens)
+					whole := min(old.InputLength/BlockTokens, req.InputLength/BlockTokens)
 					if whole > len(best) {
 						best = old.HashIDs[:whole]
 					}
@@ -222,8 +244,14 @@ func poisson(rng *rand.Rand, mean float64) int {
 }
 
 // Spread moves each request of a tick of 3 s to a moment within it, so that requests with one
-// timestamp do not arrive as one burst.
-func Spread(reqs []Request, seed uint64) {
+// timestamp do not arrive as one burst. A trace with finer times has real ones and is left as it is:
+// then Spread returns false.
+func Spread(reqs []Request, seed uint64) bool {
+	for i := 1; i < len(reqs); i++ {
+		if gap := reqs[i].Timestamp - reqs[i-1].Timestamp; gap > 0 && gap < tickMillis/2 {
+			return false
+		}
+	}
 	rng := rand.New(rand.NewPCG(seed, 0x7370_7265))
 	for i := 0; i < len(reqs); {
 		j := i
@@ -240,14 +268,34 @@ func Spread(reqs []Request, seed uint64) {
 		}
 		i = j
 	}
-	// A trace finer than 3 s can have overlapped: times stay in order of the requests.
+	// Ticks are 3 s give or take a few ms: they may have overlapped.
 	for i := 1; i < len(reqs); i++ {
 		reqs[i].Timestamp = max(reqs[i].Timestamp, reqs[i-1].Timestamp)
 	}
+	return true
 }
 
-// traceSource names a trace in the output.
-func traceSource(path string) string {
+// Uncached returns how many tokens of each request's input an unbounded prefix cache does not hold: those
+// after the longest prefix of blocks that occurred before.
+func Uncached(reqs []Request) []int {
+	seen := map[int64]bool{}
+	out := make([]int, len(reqs))
+	for i := range reqs {
+		ids := reqs[i].HashIDs
+		k := slices.IndexFunc(ids, func(id int64) bool { return !seen[id] })
+		if k < 0 {
+			continue // all of it was there
+		}
+		out[i] = reqs[i].InputLength - k*BlockTokens
+		for _, id := range ids[k:] {
+			seen[id] = true
+		}
+	}
+	return out
+}
+
+// Source names a trace in the output.
+func Source(path string) string {
 	if path == "" {
 		return "generated from the published distribution of Mooncake's conversation trace (FAST 25)"
 	}

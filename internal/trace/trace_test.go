@@ -1,7 +1,9 @@
-package demo
+package trace
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -9,8 +11,8 @@ import (
 
 const goodLine = `{"timestamp": 3, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}`
 
-func TestReadTrace(t *testing.T) {
-	reqs, err := ReadTrace(strings.NewReader(goodLine+"\n\n"+strings.Replace(goodLine, "3", "4", 1)+"\n"+goodLine), 2)
+func TestRead(t *testing.T) {
+	reqs, err := Read(strings.NewReader(goodLine+"\n\n"+strings.Replace(goodLine, "3", "4", 1)+"\n"+goodLine), 2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -19,7 +21,7 @@ func TestReadTrace(t *testing.T) {
 	}
 }
 
-func TestReadTraceNamesLineAndField(t *testing.T) {
+func TestReadNamesLineAndField(t *testing.T) {
 	for _, c := range []struct{ name, replace, with, want string }{
 		{"not JSON", goodLine, `{`, "line 2: not a JSON object"},
 		{"a list", goodLine, `[1]`, "line 2: not a JSON object"},
@@ -34,50 +36,27 @@ func TestReadTraceNamesLineAndField(t *testing.T) {
 		{"too few ids", `[0, 1]`, `[0]`, "line 2: hash_ids: 1 ids, but input_length 600 makes 2 blocks"},
 		{"negative id", `[0, 1]`, `[0, -1]`, "line 2: hash_ids[1]: -1 is negative"},
 		{"back in time", `3`, `2`, "line 2: timestamp: 2 is before the 3"},
-		{"too long", goodLine, strings.Repeat(" ", maxTraceLine+1), "line 2: longer than"},
+		{"too long", goodLine, strings.Repeat(" ", maxLine+1), "line 2: longer than"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := ReadTrace(strings.NewReader(goodLine+"\n"+strings.Replace(goodLine, c.replace, c.with, 1)), 10)
+			_, err := Read(strings.NewReader(goodLine+"\n"+strings.Replace(goodLine, c.replace, c.with, 1)), 10)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("got %v, want %q", err, c.want)
 			}
 		})
 	}
-	if _, err := ReadTrace(strings.NewReader("\n"), 10); err == nil {
+	if _, err := Read(strings.NewReader("\n"), 10); err == nil {
 		t.Fatal("an empty trace was accepted")
 	}
 }
 
-func FuzzReadTrace(f *testing.F) {
-	f.Add([]byte(goodLine))
-	f.Add([]byte(`{"timestamp":0,"input_length":1,"output_length":0,"hash_ids":[9]}`))
-	f.Add([]byte(`{"timestamp":1e99,"hash_ids":[[]]}`))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		reqs, err := ReadTrace(bytes.NewReader(b), 100)
-		if err != nil {
-			return
-		}
-		p, err := planTrace(reqs, planOptions{Bytes: 1 << 20, AbortFraction: 1})
-		if err != nil {
-			return // nothing to move
-		}
-		var out bytes.Buffer
-		if err := p.write(&out); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := readPlan(&out); err != nil {
-			t.Fatalf("a plan that was made cannot be read: %v", err)
-		}
-	})
-}
-
 func TestGeneratedTraceFollowsThePublishedDistribution(t *testing.T) {
-	reqs := GenerateTrace(4000, 3)
+	reqs := Generate(4000, 3)
 	var file bytes.Buffer
-	if err := WriteTrace(&file, reqs); err != nil {
+	if err := Write(&file, reqs); err != nil {
 		t.Fatal(err)
 	}
-	if back, err := ReadTrace(&file, 4000); err != nil || len(back) != 4000 {
+	if back, err := Read(&file, 4000); err != nil || len(back) != 4000 {
 		t.Fatalf("what is generated cannot be read: %v", err)
 	}
 	lengths := make([]int, len(reqs))
@@ -109,7 +88,7 @@ func TestGeneratedTraceFollowsThePublishedDistribution(t *testing.T) {
 	within("p99", float64(lengths[3960]), 85401, 0.2)
 	within("share of requests with more than one cached block", float64(shared)/4000, 0.387, 0.1)
 	within("share of blocks that are cached", float64(hits)/float64(blocks), 0.366, 0.3)
-	if !slices.EqualFunc(reqs, GenerateTrace(4000, 3), func(a, b Request) bool {
+	if !slices.EqualFunc(reqs, Generate(4000, 3), func(a, b Request) bool {
 		return a.Timestamp == b.Timestamp && slices.Equal(a.HashIDs, b.HashIDs)
 	}) {
 		t.Error("equal seeds make different traces")
@@ -117,8 +96,8 @@ func TestGeneratedTraceFollowsThePublishedDistribution(t *testing.T) {
 }
 
 func TestSpreadStaysWithinTicks(t *testing.T) {
-	burst := GenerateTrace(200, 1)
-	spread := GenerateTrace(200, 1)
+	burst := Generate(200, 1)
+	spread := Generate(200, 1)
 	Spread(spread, 1)
 	different := 0
 	for i := range burst {
@@ -136,4 +115,70 @@ func TestSpreadStaysWithinTicks(t *testing.T) {
 	if different < 150 {
 		t.Fatalf("only %d requests moved", different)
 	}
+}
+
+// TestSpreadLeavesRealTimesAlone: a trace whose times are finer than ticks is replayed as it is.
+func TestSpreadLeavesRealTimesAlone(t *testing.T) {
+	reqs := []Request{{Timestamp: 0}, {Timestamp: 0}, {Timestamp: 3000}, {Timestamp: 3017}}
+	want := slices.Clone(reqs)
+	if Spread(reqs, 1) || !slices.EqualFunc(reqs, want, func(a, b Request) bool { return a.Timestamp == b.Timestamp }) {
+		t.Fatalf("%v", reqs)
+	}
+}
+
+func TestUncached(t *testing.T) {
+	reqs := []Request{
+		{InputLength: 1100, HashIDs: []int64{0, 1, 2}},
+		{InputLength: 1600, HashIDs: []int64{0, 1, 3, 4}},
+		{InputLength: 1600, HashIDs: []int64{0, 1, 3, 4}}, // an exact repeat
+		{InputLength: 700, HashIDs: []int64{7, 1}},        // id 1 with another prefix: nothing of it is of use
+		{InputLength: 512, HashIDs: []int64{0}},
+	}
+	if got, want := Uncached(reqs), []int{1100, 576, 0, 700, 0}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+func TestLoad(t *testing.T) {
+	if reqs, err := Load("", 7, 1); err != nil || len(reqs) != 7 {
+		t.Errorf("%d requests, %v", len(reqs), err)
+	}
+	file := filepath.Join(t.TempDir(), "trace")
+	if _, err := Load(file, 7, 1); err == nil || !strings.Contains(err.Error(), "trace: open "+file) {
+		t.Errorf("no file: %v", err)
+	}
+	if err := os.WriteFile(file, []byte(goodLine+"\nx\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(file, 7, 1); err == nil || !strings.HasPrefix(err.Error(), "trace "+file+": line 2: ") {
+		t.Errorf("a bad line: %v", err)
+	}
+	if reqs, err := Load(file, 1, 1); err != nil || len(reqs) != 1 {
+		t.Errorf("%d requests, %v", len(reqs), err)
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add([]byte(goodLine))
+	f.Add([]byte(`{"timestamp":0,"input_length":1,"output_length":0,"hash_ids":[9]}`))
+	f.Add([]byte(`{"timestamp":1e99,"hash_ids":[[]]}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		reqs, err := Read(bytes.NewReader(b), 100)
+		if err != nil {
+			return
+		}
+		var out bytes.Buffer
+		if err := Write(&out, reqs); err != nil {
+			t.Fatal(err)
+		}
+		if back, err := Read(&out, 100); err != nil || len(back) != len(reqs) {
+			t.Fatalf("what was read cannot be written and read again: %d of %d requests, %v", len(back), len(reqs), err)
+		}
+		Spread(reqs, 1)
+		for i, n := range Uncached(reqs) {
+			if n < 0 || n > reqs[i].InputLength {
+				t.Fatalf("request %d of %d tokens needs %d", i, reqs[i].InputLength, n)
+			}
+		}
+	})
 }
