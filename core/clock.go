@@ -1,6 +1,7 @@
 package core
 
 import (
+	"math"
 	"math/bits"
 	"time"
 
@@ -206,16 +207,31 @@ func (m *Machine) disarm(r *room, slot int32) {
 	r.class[slot] = noClock
 }
 
-// Next is the time at which the first clock is due, or 0 when none runs. The host calls Step then, or
-// earlier.
+// Next is the time at which something is due, or 0 when nothing is: a clock of a room, a peer's silence, an
+// abort mark, a placeholder. The host calls Step then, or earlier.
 func (m *Machine) Next() int64 {
 	var next int64
+	if m.judgeAt != math.MaxInt64 {
+		next = m.judgeAt
+	}
+	if len(m.markQueue) > 0 {
+		next = sooner(next, m.marks[m.markQueue[0].key].due)
+	}
+	if len(m.holdQueue) > 0 {
+		next = sooner(next, m.holdQueue[0].due)
+	}
 	for c := m.clocks.first(0); c < numClasses; c = m.clocks.first(c + 1) {
-		if d := m.timer(m.clocks.queue[c].head).due; next == 0 || d < next {
-			next = d
-		}
+		next = sooner(next, m.timer(m.clocks.queue[c].head).due)
 	}
 	return next
+}
+
+// sooner is the earlier of two times, of which 0 is none.
+func sooner(a, b int64) int64 {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
 }
 
 // expire fires every clock that is due. A clock that fires never re-arms itself in the past, so the

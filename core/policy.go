@@ -31,8 +31,10 @@ type Policy interface {
 type Windows interface{ Open(PeerID) bool }
 
 // SRF is the default policy: deficit round-robin over peers by bytes; within a peer the highest
-// priority, then the shortest remaining bytes, first; a room that waited longer than AgeBound goes
-// before all.
+// priority, then the shortest remaining bytes, first. Rooms that waited longer than AgeBound get a third of
+// their peer's bytes, the oldest first, whatever their size and priority: so a room that a peer serves at
+// some rate ends in about three times what it would take in order of arrival, and short rooms do not wait
+// for all the old ones, as they would if those went before all.
 type SRF struct {
 	Quantum  int64 // bytes a peer may submit in its turn
 	AgeBound time.Duration
@@ -46,7 +48,7 @@ type SRF struct {
 }
 
 // NewSRF returns the default policy.
-func NewSRF() *SRF { return &SRF{Quantum: 16 << 20, AgeBound: 2 * time.Second} }
+func NewSRF() *SRF { return &SRF{Quantum: 4 << 20, AgeBound: 2 * time.Second} }
 
 // queued is a room that has something to submit.
 type queued struct {
@@ -77,7 +79,18 @@ type peerQueue struct {
 	heap           []int32
 	oldest, newest int32
 	deficit        int64
+	pick           pick
+	owed           int64 // to old rooms: what others got before them, less twice what they got
 }
+
+// pick is whose op Next chose.
+type pick uint8
+
+const (
+	nobodyOld pick = iota // no room is older than the bound, or the oldest is the first of the heap too
+	others                // before an old one
+	oldest
+)
 
 func (s *SRF) queue(p PeerID) *peerQueue {
 	for int(p) >= len(s.peers) {
@@ -178,7 +191,7 @@ func (s *SRF) Remove(room int32) {
 	if n > 0 {
 		return
 	}
-	q.deficit = 0
+	q.deficit, q.owed = 0, 0
 	i := slices.Index(s.order, it.peer)
 	s.order = slices.Delete(s.order, i, i+1)
 	if s.turn > i {
@@ -209,8 +222,12 @@ func (s *SRF) Next(now int64, w Windows) (int32, bool) {
 				continue
 			}
 		}
-		if it := s.items.at(q.oldest); now-it.added > int64(s.AgeBound) {
-			return it.room, true
+		q.pick = nobodyOld
+		if q.oldest != q.heap[0] && now-s.items.at(q.oldest).added > int64(s.AgeBound) {
+			if q.pick = others; q.owed >= 0 {
+				q.pick = oldest
+				return s.items.at(q.oldest).room, true
+			}
 		}
 		return s.items.at(q.heap[0]).room, true
 	}
@@ -220,6 +237,12 @@ func (s *SRF) Next(now int64, w Windows) (int32, bool) {
 // Charge implements Policy.
 func (s *SRF) Charge(peer PeerID, bytes int64) {
 	q := s.queue(peer)
+	switch q.pick {
+	case others:
+		q.owed += bytes
+	case oldest:
+		q.owed -= 2 * bytes
+	}
 	if q.deficit -= bytes; q.deficit <= 0 {
 		s.turn++
 	}
@@ -234,7 +257,7 @@ func (s *SRF) Hash(name func(room int32) uint64) uint64 {
 	for i := range s.order {
 		p := s.order[(s.turn+i)%len(s.order)]
 		q := &s.peers[p]
-		h.put(uint64(p))
+		h.put(uint64(p), uint64(q.owed))
 		if len(s.order) > 1 { // alone it is always its turn
 			h.put(uint64(q.deficit))
 		}

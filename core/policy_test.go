@@ -114,6 +114,34 @@ func TestSRFAgeBound(t *testing.T) {
 	}
 }
 
+// TestSRFAgeShare: a stream of short rooms that never ends leaves an old room a third of the bytes, and that old
+// room leaves the short ones two thirds.
+func TestSRFAgeShare(t *testing.T) {
+	p := NewSRF()
+	const op, old = 100, 3000
+	left := int64(old)
+	p.Add(0, 0, left, 0, 0)
+	now := int64(p.AgeBound) + 1
+	for n := int32(1); left > 0; n++ {
+		p.Add(n, 0, op, 1, now)
+		room, ok := p.Next(now, open{})
+		if !ok {
+			t.Fatal("nothing is picked")
+		}
+		p.Charge(0, op)
+		if room != 0 {
+			p.Remove(room)
+		} else if left -= op; left > 0 {
+			p.Add(0, 0, left, 0, now)
+		} else {
+			p.Remove(0)
+		}
+		if got, want := old-left, int64(n)*op/3; got < want-2*op || got > want+2*op {
+			t.Fatalf("of %d bytes the old room got %d", int64(n)*op, got)
+		}
+	}
+}
+
 // TestSRFLargeOp: an op that is many quanta long delays its peer's next turn, and nobody starves.
 func TestSRFLargeOp(t *testing.T) {
 	p := NewSRF()

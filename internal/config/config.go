@@ -255,7 +255,7 @@ type Drain struct {
 type Scheduler struct {
 	// srf: shortest remaining bytes first, with the age bound. fifo: first come, first served.
 	Policy string `json:"policy,omitempty" jsonschema:"enum=srf,enum=fifo"`
-	// Under srf a room that waited this long goes first.
+	// Under srf the rooms that waited this long get a third of the bytes of their peer, the oldest first.
 	AgeBound Duration `json:"age_bound,omitempty"`
 	// Bytes that a peer may be given per turn of the round-robin over peers.
 	Quantum Bytes `json:"quantum,omitempty"`
@@ -298,7 +298,7 @@ func Default() Config {
 			Tombstone:         Duration(600 * time.Second),
 		},
 		Drain:     Drain{Budget: Duration(30 * time.Second)},
-		Scheduler: Scheduler{Policy: "srf", AgeBound: Duration(time.Second), Quantum: 4 << 20},
+		Scheduler: Scheduler{Policy: "srf", AgeBound: Duration(2 * time.Second), Quantum: 4 << 20},
 	}
 }
 
