@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/terminus-kv/terminus/internal/mutate"
 )
 
 // A mutant is the shipped core with one rule switched off. The rules are those that docs/protocol.md
@@ -332,63 +334,13 @@ func golden(t *testing.T, path, got string) {
 // buildMutants makes the binary that holds all mutants.
 func buildMutants(t *testing.T, root string) string {
 	t.Helper()
-	root, err := filepath.Abs(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	sources := map[string]string{}
+	all := make([][]mutate.Change, len(mutants))
 	for i, m := range mutants {
 		for _, c := range m.changes {
-			src, ok := sources[c.file]
-			if !ok {
-				b, err := os.ReadFile(filepath.Join(root, c.file))
-				if err != nil {
-					t.Fatal(err)
-				}
-				src = string(b)
-			}
-			sources[c.file] = mutate(t, src, m.name, i, c)
+			all[i] = append(all[i], mutate.Change{File: c.file, Old: c.old, New: c.new})
 		}
 	}
-	overlay := map[string]string{}
-	put := func(file, text string) {
-		at := filepath.Join(dir, strings.ReplaceAll(file, "/", "_"))
-		if err := os.WriteFile(at, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		overlay[filepath.Join(root, file)] = at
-	}
-	for file, src := range sources {
-		put(file, src)
-	}
-	put("core/statemachine/mutant.go", "package statemachine\n\n// Mutant is the rule that is switched off, -1 for none.\nvar Mutant = -1\n")
-	put("core/explore/be_mutant_test.go", "package explore\n\nimport \"github.com/terminus-kv/terminus/core/statemachine\"\n\nfunc init() { beMutant = func(i int) { statemachine.Mutant = i } }\n")
-	b, err := json.Marshal(map[string]any{"Replace": overlay})
-	if err != nil {
-		t.Fatal(err)
-	}
-	put("overlay.json", string(b))
-	bin := filepath.Join(dir, "mutants.test")
-	cmd := exec.Command("go", "test", "-c", "-overlay", overlay[filepath.Join(root, "overlay.json")], "-o", bin, "./core/explore")
-	cmd.Dir = root
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("building the mutants: %v\n%s", err, out)
-	}
-	return bin
-}
-
-// mutate puts a change behind its switch.
-func mutate(t *testing.T, src, name string, i int, c change) string {
-	t.Helper()
-	if n := strings.Count(src, c.old); n != 1 {
-		t.Fatalf("mutant %s: the text to change is %d times in %s, must be there once:\n%s", name, n, c.file, c.old)
-	}
-	on := fmt.Sprintf("(Mutant == %d)", i)
-	if !strings.Contains(c.file, "statemachine") {
-		on = fmt.Sprintf("(statemachine.Mutant == %d)", i)
-	}
-	return strings.Replace(src, c.old, strings.ReplaceAll(c.new, "ON", on), 1)
+	return mutate.BuildCore(t, root, "core/explore", all)
 }
 
 var beMutant func(i int)
