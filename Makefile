@@ -38,8 +38,8 @@ demo: build $(if $(filter etcd,$(PEERS)),etcdtest) ## move real KV cache between
 
 .PHONY: test
 test: build vet staticcheck venv ## vet, static check, all tests under the race detector, the Python packages
-	GORACE=atexit_sleep_ms=0 $(GO) test -race -timeout 15m -skip '^(TestConformance|TestMutants|TestSound)$$' $$($(GO) list ./... | grep -v /core/explore)
-	$(GO) test -timeout 15m ./core/explore # one goroutine and millions of states: not under the race detector
+	GORACE=atexit_sleep_ms=0 $(GO) test -race -timeout 15m -skip '^(TestConformance|TestMutants|TestSound)$$' $$($(GO) list ./... | grep -v -e /core/explore -e /internal/sim)
+	$(GO) test -timeout 15m ./core/explore ./internal/sim # no goroutines and millions of states: not under the race detector
 	$(GO) test -timeout 15m -run '^(TestConformance|TestMutants|TestSound)$$' ./plugins/... # thousands of conversations: likewise
 	$(PYTHON) -W error::ResourceWarning -m unittest discover -s clients/python/tests
 	scripts/e2e.sh
@@ -68,6 +68,10 @@ $(VENV)/ready: plugins/sdk/python/requirements-dev.txt
 .PHONY: explore
 explore: ## walk more interleavings of two engines than `make test` does (an hour or two, up to 16 GB)
 	$(GO) test -timeout 4h ./core/explore -run TestExploreLong -long -v
+
+.PHONY: sim
+sim: build ## run SCHEDULES (default 10000000, an hour or two) simulated clusters under faults
+	$(BIN)/engine sim run --schedules $(or $(SCHEDULES),10000000) -o json
 
 .PHONY: fuzz
 fuzz: ## run every fuzzer for FUZZTIME (default 30s)

@@ -1,0 +1,54 @@
+// Package sim runs whole clusters on virtual time: the shipped core.Machine in two to eight engines, with
+// workers, plugins, links and a router around it that are simulated, under a swarm of faults. Everything
+// is drawn from one seed: the same seed gives the same history.
+//
+// Beside what the engines believe the simulator knows the truth: which bytes of which op may still land,
+// what each page holds, and whose it is. The promises (Promises) are checked as the schedule runs, against
+// that truth.
+//
+// A link is a stream, as in production: what is sent arrives in order or not at all, except that an Abort
+// or a Verdict may overtake; when the stream breaks, what is in flight is lost, each side notices in its
+// own time, and the next stream begins with a Hello. So "drop" is the loss of all that is in flight,
+// "reorder" an overtaking, and "duplicate" what the resync after a Hello says again.
+//
+// Policies is another simulation, without faults: a request trace through one engine, to compare the orders
+// in which rooms may be served.
+package sim
+
+// Promise is one of the promises that the simulator checks.
+type Promise string
+
+// The promises.
+const (
+	Terminal   Promise = "P1"
+	Sticky     Promise = "P2"
+	Memory     Promise = "P3"
+	Stale      Promise = "P4"
+	Bounded    Promise = "P5"
+	Store      Promise = "P6"
+	Blast      Promise = "P7"
+	Agreement  Promise = "P8"
+	Accounting Promise = "P9"
+	Replay     Promise = "P10"
+)
+
+// Promises lists them in their order.
+func Promises() []Promise {
+	return []Promise{Terminal, Sticky, Memory, Stale, Bounded, Store, Blast, Agreement, Accounting, Replay}
+}
+
+// Text is the promise in words.
+func (p Promise) Text() string { return promiseTexts[p] }
+
+var promiseTexts = map[Promise]string{
+	Terminal:   "every room that was taken reaches one terminal verdict in bounded time, whatever dies",
+	Sticky:     "a verdict never changes",
+	Memory:     "no page is reused while anybody can still touch it, and Success means the right bytes",
+	Stale:      "what comes of a plugin epoch that is gone changes nothing",
+	Bounded:    "every live record runs a clock",
+	Store:      "the loss of the coordination store fails no room",
+	Blast:      "the death of a plugin ends only rooms that it held",
+	Agreement:  "both sides agree on the verdict, or the one that cannot know says outcome_unknown",
+	Accounting: "pages are free, pinned or quarantined, and at idle nothing is held",
+	Replay:     "an engine that is told the same again answers the same",
+}

@@ -1,0 +1,113 @@
+package sim
+
+// tag is what a page holds: which page of which request.
+type tag uint64
+
+func tagOf(request int32, try int, rank, page int32) tag {
+	return tag(mix(uint64(request)<<40 ^ uint64(try)<<32 ^ uint64(rank)<<16 ^ uint64(page)))
+}
+
+// memory is the pages of one worker process. It outlives the process as long as an engine holds it.
+type memory struct {
+	page  []page
+	free  []int32 // the one freed last is taken first: reuse comes at once
+	wait  []int32 // lives that want pages
+	freed bool    // nobody holds it any more
+}
+
+type page struct {
+	owner int32 // life plus one; 0: free
+	tag   tag
+}
+
+func (w *world) newMemory() int32 {
+	at := int32(len(w.mems))
+	if int(at) < cap(w.mems) {
+		w.mems = w.mems[:at+1]
+	} else {
+		w.mems = append(w.mems, memory{})
+	}
+	m := &w.mems[at]
+	n := int(w.plan.pages)
+	if cap(m.page) < n {
+		m.page = make([]page, n)
+	}
+	m.page, m.free, m.wait, m.freed = m.page[:n], m.free[:0], m.wait[:0], false
+	clear(m.page)
+	for i := n - 1; i >= 0; i-- {
+		m.free = append(m.free, int32(i))
+	}
+	return at
+}
+
+// take gives a life n pages, or none.
+func (w *world) take(at int32, n int) bool {
+	l := &w.lives[at]
+	m := &w.mems[l.mem]
+	if len(m.free) < n {
+		m.wait = append(m.wait, at)
+		return false
+	}
+	for range n {
+		p := m.free[len(m.free)-1]
+		m.free = m.free[:len(m.free)-1]
+		m.page[p].owner = at + 1
+		l.pages = append(l.pages, p)
+	}
+	return true
+}
+
+// give takes the pages of a life back: from here on they may be somebody else's.
+func (w *world) give(at int32) {
+	l := &w.lives[at]
+	if len(l.pages) == 0 {
+		return
+	}
+	w.untouched(at, "are freed")
+	m := &w.mems[l.mem]
+	for _, p := range l.pages {
+		m.page[p].owner = 0
+		m.free = append(m.free, p)
+	}
+	l.pages = l.pages[:0]
+	for _, waits := range m.wait {
+		w.wakeLife(waits, int64(1))
+	}
+	m.wait = m.wait[:0]
+}
+
+// untouched holds that no op can touch the pages of a life any more.
+func (w *world) untouched(at int32, what string) {
+	l := &w.lives[at]
+	for i := range w.ops {
+		o := &w.ops[i]
+		if o.d == l.own && o.dstMem == l.mem && o.mayLand(w) {
+			w.violate(Memory, "pages of %s %s while op %d may still write to them", w.openerText(l.own), what, i)
+		}
+		if o.s == l.own && o.srcMem == l.mem && o.mayRead() {
+			w.violate(Memory, "pages of %s %s while op %d may still read them", w.openerText(l.own), what, i)
+		}
+	}
+}
+
+// land writes the next page of an op, if anything lets it.
+func (w *world) land(o *op) {
+	k := o.landed
+	o.landed++
+	if o.cut || w.sealed[o.d] {
+		return
+	}
+	from, to := &w.mems[o.srcMem].page[o.from[k]], &w.mems[o.dstMem].page[o.to[k]]
+	t := from.tag
+	if o.read != nil {
+		t = o.read[k]
+	} else if from.owner == 0 || w.lives[from.owner-1].own != o.s {
+		w.violate(Memory, "an op of %s reads page %d, which it does not own any more", w.openerText(o.s), o.from[k])
+	}
+	if to.owner == 0 {
+		w.violate(Memory, "a write for %s lands on page %d, which is free", w.openerText(o.d), o.to[k])
+	} else if l := &w.lives[to.owner-1]; l.own != o.d {
+		w.violate(Memory, "a write for %s lands on page %d, which is %s's", w.openerText(o.d), o.to[k], w.openerText(l.own))
+	}
+	to.tag = t
+}

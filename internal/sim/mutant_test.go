@@ -1,0 +1,142 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+
+	"github.com/terminus-kv/terminus/internal/mutate"
+)
+
+// mutant is the shipped core with one rule off. Each promise has one, which its checker must find.
+type mutant struct {
+	name    string
+	rule    string // in words, as removed
+	breaks  []Promise
+	changes []mutate.Change
+}
+
+var mutants = []mutant{
+	{
+		name: "bootstrap-clock-rearms", rule: "a clock that fires ends the room", breaks: []Promise{Terminal},
+		changes: []mutate.Change{{File: "core/clock.go",
+			Old: "	default:\n		m.step(idx, statemachine.Event{Kind: statemachine.OnClock, Reason: c.reason()})",
+			New: "	default:\n		if ON && c == clkBootstrapSrc {\n			m.arm(idx, m.rooms.at(idx), slotPhase, c)\n			return\n		}\n		m.step(idx, statemachine.Event{Kind: statemachine.OnClock, Reason: c.reason()})"}},
+	},
+	{
+		name: "success-after-failed", rule: "a terminal status never changes", breaks: []Promise{Sticky},
+		changes: []mutate.Change{{File: "core/statemachine/machine.go",
+			Old: "			o.send(r.own(e.S))\n		case Absent:\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeUnknown, S: e.S, D: e.D})",
+			New: "			if ON && e.S == r.Pair && r.Reason == Aborted {\n				r.Reason = Success\n			}\n			o.send(r.own(e.S))\n		case Absent:\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeUnknown, S: e.S, D: e.D})"}},
+	},
+	{
+		name: "reuse-before-drained", rule: "written pages rest until they are proven quiet", breaks: []Promise{Memory},
+		changes: []mutate.Change{{File: "core/statemachine/machine.go",
+			Old: "		r.Pages, r.Rung = Quiescing, Drain\n		o.Do |= DoRevoke\n	default: // no Confirm was sent",
+			New: "		r.Pages, r.Rung = Quiescing, Drain\n		if ON {\n			r.Pages, r.Rung = Quiet, NoRung\n		}\n		o.Do |= DoRevoke\n	default: // no Confirm was sent"}},
+	},
+	{
+		name: "dead-op-ends", rule: "an op that its plugin took along has no end any more", breaks: []Promise{Stale},
+		changes: []mutate.Change{{File: "core/ops.go",
+			Old: "	o := m.opOf(e.Op)\n	if o == nil32 || m.ops.at(o).state != opOpen {\n		m.stats.Dropped++\n		return\n	}\n	oo := m.ops.at(o)\n	idx := oo.room\n	r, k := m.rooms.at(idx), m.ranks.at(oo.rank)\n	m.leaveWindow(oo)",
+			New: "	o := m.opOf(e.Op)\n	if o == nil32 || m.ops.at(o).state != opOpen && !ON {\n		m.stats.Dropped++\n		return\n	}\n	oo := m.ops.at(o)\n	idx := oo.room\n	r, k := m.rooms.at(idx), m.ranks.at(oo.rank)\n	m.leaveWindow(oo)"}},
+	},
+	{
+		name: "no-verdict-clock", rule: "every live record runs a clock", breaks: []Promise{Bounded},
+		changes: []mutate.Change{{File: "core/clock.go",
+			Old: "		m.keep(idx, r, slotPhase, clkVerdict)\n",
+			New: "		if !ON {\n			m.keep(idx, r, slotPhase, clkVerdict)\n		} else {\n			m.disarm(r, slotPhase)\n			m.disarm(r, slotDeadline)\n		}\n"}},
+	},
+	{
+		name: "full-prefix-refused", rule: "a room fails only when something went wrong", breaks: []Promise{Store},
+		changes: []mutate.Change{{File: "core/worker.go",
+			Old: "		if p.Prefix < 0 || int64(p.Prefix) > pages {",
+			New: "		if p.Prefix < 0 || int64(p.Prefix) > pages || ON && p.Prefix > 0 && int64(p.Prefix) == pages {"}},
+	},
+	{
+		name: "plugin-takes-all", rule: "the death of a plugin ends only what it held", breaks: []Promise{Blast},
+		changes: []mutate.Change{{File: "core/ops.go",
+			Old: "		if r.sm.Role == statemachine.Destination && r.backend == b && r.epoch == e.Epoch {\n			r.grant = noGrant\n			m.explain(idx, e.Detail)",
+			New: "		if ON || r.sm.Role == statemachine.Destination && r.backend == b && r.epoch == e.Epoch {\n			r.grant = noGrant\n			m.explain(idx, e.Detail)"}},
+	},
+	{
+		name: "source-says-success", rule: "only the judge is first to say Success", breaks: []Promise{Agreement},
+		changes: []mutate.Change{{File: "core/statemachine/machine.go",
+			Old: "r.State, r.Started, r.RankQuiet = Committed, true, r.Ops.QuietRemote()",
+			New: "r.State, r.Started, r.RankQuiet = Committed, true, r.Ops.QuietRemote()\n			if ON {\n				r.State, r.Reason = Ended, Success\n			}"}},
+	},
+	{
+		name: "pages-never-accounted-back", rule: "what was accounted is given back", breaks: []Promise{Accounting},
+		changes: []mutate.Change{{File: "core/admission.go",
+			Old: "	m.freed = m.freed || sign < 0\n",
+			New: "	m.freed = m.freed || sign < 0\n	if ON && sign < 0 {\n		return\n	}\n"}},
+	},
+	{
+		name: "opener-by-chance", rule: "the core is a function of what it is told", breaks: []Promise{Replay},
+		changes: []mutate.Change{{File: "core/worker.go",
+			Old: "	m.opens++\n",
+			New: "	m.opens++\n	if ON {\n		for k := range map[uint64]bool{0: true, 1: true, 2: true, 3: true} {\n			m.opens += k\n			break\n		}\n	}\n"}},
+	},
+}
+
+var mutantFlag = flag.Int("mutant", -1, "be this mutant; for the binary that TestMutants builds")
+
+// TestMutants: each promise's checker finds the core in which the promise's rule is off.
+func TestMutants(t *testing.T) {
+	if *mutantFlag >= 0 {
+		t.Skip("this binary is a mutant")
+	}
+	all := make([][]mutate.Change, len(mutants))
+	for i := range mutants {
+		all[i] = mutants[i].changes
+	}
+	bin := mutate.BuildCore(t, "../..", "internal/sim", all)
+	found := map[Promise]bool{}
+	for i, m := range mutants {
+		t.Run(m.name, func(t *testing.T) {
+			var out, errOut bytes.Buffer
+			cmd := exec.Command(bin, "-test.run", "^TestBeMutant$", "-mutant", fmt.Sprint(i))
+			cmd.Stdout, cmd.Stderr = &out, &errOut
+			if err := cmd.Run(); err != nil {
+				t.Fatalf("%v: %s%s", err, &out, &errOut)
+			}
+			var res Result
+			line, _, _ := bytes.Cut(out.Bytes(), []byte("\n"))
+			if err := json.Unmarshal(line, &res); err != nil {
+				t.Fatalf("%v: %s", err, &out)
+			}
+			if len(res.Broken) == 0 {
+				t.Fatalf("rule %q is off, and %d schedules break no promise", m.rule, res.Schedules)
+			}
+			v := res.Broken[0]
+			t.Logf("found in %d schedules: %s", res.Schedules, &v)
+			if !slices.Contains(m.breaks, v.Promise) {
+				t.Errorf("breaks %s, want one of %v", v.Promise, m.breaks)
+			}
+			found[v.Promise] = true
+		})
+	}
+	for _, p := range Promises() {
+		if !found[p] && !t.Failed() {
+			t.Errorf("no mutant breaks %s", p)
+		}
+	}
+}
+
+var beMutant func(i int)
+
+// TestBeMutant is what the mutants' binary runs.
+func TestBeMutant(t *testing.T) {
+	if *mutantFlag < 0 {
+		return
+	}
+	beMutant(*mutantFlag)
+	if err := json.NewEncoder(os.Stdout).Encode(Run(t.Context(), Config{Schedules: 20_000, Seed: 1, Workers: 1})); err != nil {
+		t.Fatal(err)
+	}
+}

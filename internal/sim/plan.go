@@ -1,0 +1,241 @@
+package sim
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/terminus-kv/terminus/core/statemachine"
+)
+
+// faultKind is something that goes wrong.
+type faultKind uint8
+
+const (
+	killEngine faultKind = iota // kill -9; a new incarnation starts later
+	stopEngine                  // SIGSTOP, SIGCONT
+	pauseClock                  // the machine sleeps: as stopEngine, and the engine's clock stands still
+	killPlugin
+	stopPlugin
+	killWorker
+	cutLink     // the stream is reset
+	blockOneWay // nothing arrives in one direction
+	blockBoth   // nothing arrives in both
+	slowLink    // frames take hundreds of milliseconds
+	slowOps     // transfers are a hundred times slower
+	lateWrites  // ops end before their last bytes have landed, and land them much later
+	failOps     // ops fail, are skipped, or are done without being quiet
+	drainEngine // an operator drains and replaces an engine
+	adminAborts // an operator aborts rooms
+	storeOutage // the coordination store is down: nobody finds a new incarnation
+	noFault     // left out
+	numFaults   // not a fault
+)
+
+var faultNames = [numFaults]string{
+	"kill-engine", "stop-engine", "pause-clock", "kill-plugin", "stop-plugin", "kill-worker", "cut-link", "block-one-way", "block-both",
+	"slow-link", "slow-ops", "late-writes", "fail-ops", "drain-engine", "admin-aborts", "store-outage", "left out",
+}
+
+func (k faultKind) String() string { return faultNames[k] }
+
+// plannedFault strikes its target at a time. Instant ones have no duration; kills last until the restart.
+type plannedFault struct {
+	kind faultKind
+	at   int64
+	last int64 // ns
+	a, b int32 // engines, or the worker; of one-way faults from a to b
+}
+
+func (f *plannedFault) String() string {
+	at := time.Duration(f.at).Round(time.Millisecond)
+	last := time.Duration(f.last).Round(time.Millisecond)
+	switch f.kind {
+	case cutLink, blockOneWay, blockBoth, slowLink:
+		return fmt.Sprintf("%v at %v between %s and %s for %v", f.kind, at, engineName(f.a), engineName(f.b), last)
+	case storeOutage:
+		return fmt.Sprintf("%v at %v for %v", f.kind, at, last)
+	}
+	return fmt.Sprintf("%v at %v of %s for %v", f.kind, at, engineName(f.a), last)
+}
+
+func engineName(i int32) string { return string(rune('A' + i)) }
+
+// groupSpec is the ranks of one model instance with one role, all at one engine.
+type groupSpec struct {
+	engine int32
+	role   statemachine.Role
+	name   string
+}
+
+// request is one request of the router: a room between two groups.
+type request struct {
+	room     int64
+	src, dst int32 // groups
+	at       int64
+	delay    [3]int64 // of the open, by role; negative: that side never opens
+	pages    int32    // of each rank
+	prefix   int32    // that the destination holds already
+	chunks   int32
+	early    bool              // the source sends before it is bound
+	abort    statemachine.Role // who aborts; 0: nobody
+	abortIn  int64             // after at
+	deadline int64
+	tries    int
+	out      bool // left out
+}
+
+// Plan is everything of a schedule that is decided before it runs.
+type plan struct {
+	seed     uint64
+	engines  int32
+	ranks    int32
+	checked  bool // the plugins check the receiver
+	pages    int32
+	tight    bool          // the engines' limits are small
+	window   time.Duration // over which requests and faults are spread
+	groups   []groupSpec
+	requests []request
+	faults   []plannedFault
+}
+
+// longest is the longest time over which the requests and faults of a schedule are spread.
+const longest = 4 * time.Second
+
+// draw makes the plan of a seed.
+func draw(seed uint64) *plan {
+	d := roll(seed, 1)
+	p := &plan{seed: seed, engines: 2, ranks: 1, checked: !d.one(3), pages: int32(8 + d.n(40)), window: time.Duration(d.spread(20*time.Millisecond, longest))}
+	switch {
+	case d.one(16):
+		p.engines = int32(4 + d.n(5))
+	case d.one(4):
+		p.engines = 3
+	}
+	if d.one(6) {
+		p.ranks = 2
+	}
+	p.tight = d.one(8)
+	both := d.one(8)
+	for e := range p.engines {
+		role := statemachine.Source
+		if e == 1 || e > 1 && d.one(2) {
+			role = statemachine.Destination
+		}
+		p.groups = append(p.groups, groupSpec{e, role, fmt.Sprintf("%s-%s", engineName(e), role)})
+		if both {
+			role = statemachine.Source + statemachine.Destination - role
+			p.groups = append(p.groups, groupSpec{e, role, fmt.Sprintf("%s-%s", engineName(e), role)})
+		}
+	}
+	for i := range 8 + d.n(9) {
+		p.requests = append(p.requests, p.request(roll(seed, 2, uint64(i)), int64(i)))
+	}
+	p.swarm(roll(seed, 3))
+	return p
+}
+
+func (p *plan) request(d dice, room int64) request {
+	r := request{room: room, at: d.in(0, p.window), pages: int32(1 + d.n(4)), chunks: int32(1 + d.n(3)), early: d.one(4), tries: 1 + d.n(2)}
+	r.src, r.dst = p.pick(&d, statemachine.Source), p.pick(&d, statemachine.Destination)
+	for role := statemachine.Source; role <= statemachine.Destination; role++ {
+		if r.delay[role] = d.spread(time.Microsecond, 100*time.Millisecond); d.one(16) {
+			r.delay[role] = d.spread(time.Millisecond, 8*time.Second)
+		}
+	}
+	if d.one(80) {
+		r.delay[1+d.n(2)] = -1
+	}
+	if d.one(6) {
+		r.prefix = int32(d.n(int(r.pages) + 1))
+	}
+	if d.one(6) {
+		r.abort, r.abortIn = statemachine.Role(1+d.n(2)), d.spread(time.Microsecond, 2*time.Second)
+	}
+	if d.one(24) {
+		r.deadline = d.in(time.Second, 8*time.Second)
+	}
+	return r
+}
+
+// pick draws a group of a role.
+func (p *plan) pick(d *dice, role statemachine.Role) int32 {
+	for {
+		if i := d.n(len(p.groups)); p.groups[i].role == role {
+			return int32(i)
+		}
+	}
+}
+
+// swarm draws which kinds of faults this schedule knows at all, then the faults. That some schedules know
+// only a few finds more than all of everything everywhere (Groce et al., Swarm Testing, ISSTA 2012).
+func (p *plan) swarm(d dice) {
+	if d.one(32) {
+		return // calm
+	}
+	kinds := make([]faultKind, 0, numFaults)
+	for k := range noFault {
+		if d.one(3) {
+			kinds = append(kinds, k)
+		}
+	}
+	if len(kinds) == 0 {
+		kinds = append(kinds, faultKind(d.n(int(noFault))))
+	}
+	for range 1 + d.n(6) {
+		f := plannedFault{kind: kinds[d.n(len(kinds))], at: d.in(0, p.window+p.window/4), last: d.spread(time.Millisecond, 20*time.Second), a: int32(d.n(int(p.engines)))}
+		switch f.kind {
+		case cutLink, blockOneWay, blockBoth, slowLink:
+			if f.b = int32(d.n(int(p.engines) - 1)); f.b >= f.a {
+				f.b++
+			}
+		case killWorker:
+			f.b = int32(d.next() >> 40)
+		}
+		p.faults = append(p.faults, f)
+	}
+}
+
+// calm tells whether nothing that may fail a room is planned.
+func (p *plan) calm() bool {
+	// Where limits are small a room may wait for long behind one that waits; so it may where two ranks give
+	// their pages to rooms in different orders.
+	if p.tight || p.ranks > 1 {
+		return false
+	}
+	for i := range p.requests { // or for the pages of one that waits for its other side
+		if r := &p.requests[i]; !r.out && (r.delay[1] < 0 || r.delay[2] < 0) {
+			return false
+		}
+	}
+	for i := range p.faults {
+		if k := p.faults[i].kind; k != storeOutage && k != noFault {
+			return false
+		}
+	}
+	return true
+}
+
+// String is the plan in lines: what there is, the faults and the requests by their numbers.
+func (p *plan) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "seed %d: %d engines, %d ranks a group, pools of %d pages, receivers checked: %v\n", p.seed, p.engines, p.ranks, p.pages, p.checked)
+	for i := range p.faults {
+		if f := &p.faults[i]; f.kind != noFault {
+			fmt.Fprintf(&b, "fault %d: %s\n", i, f)
+		}
+	}
+	for i := range p.requests {
+		r := &p.requests[i]
+		if r.out {
+			continue
+		}
+		fmt.Fprintf(&b, "request %d: at %v from %s to %s, %d pages, %d there already, %d chunks", i, time.Duration(r.at).Round(time.Millisecond),
+			p.groups[r.src].name, p.groups[r.dst].name, r.pages, r.prefix, r.chunks)
+		if r.abort != 0 {
+			fmt.Fprintf(&b, ", aborted by the %s after %v", r.abort, time.Duration(r.abortIn).Round(time.Microsecond))
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}

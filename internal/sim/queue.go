@@ -1,0 +1,86 @@
+package sim
+
+// what is the kind of an event of the world.
+type what uint8
+
+const (
+	wake          what = iota // a: engine; its core has a clock that is due
+	deliver                   // a: link, b: side; the head of one of its lanes arrives
+	broken                    // a: link, b: side, n: stream; that side sees the stream end
+	dial                      // a: link, n: stream
+	opStep                    // a: op
+	opAbort                   // a: op
+	answer                    // a: answer
+	open                      // a: life
+	act                       // a: life; its worker goes on
+	fault                     // a: fault of the plan
+	healed                    // a: fault of the plan
+	noticed                   // a: engine, n: epoch; its plugin's end is seen by the host
+	fenced                    // a: engine, n: epoch; that epoch's lease is at EOF
+	pluginUp                  // a: engine, n: incarnation
+	workerUp                  // a: worker, n: generation
+	engineUp                  // a: engine
+	limbo                     // a: worker, n: engine incarnation; the leases of all its epochs are at EOF
+	drainEnd                  // a: engine, n: incarnation
+	retry                     // a: request
+	abortLife                 // a: life; its worker gives it up
+	replaceEngine             // a: engine, n: incarnation
+	local                     // a: engine, b: frame, n: incarnation
+	retire                    // a: engine, n: incarnation; what is quarantined has rested long enough
+	stale                     // a: op; its end comes after its plugin's
+	orphanEnds                // a: epoch
+	gone                      // a: engine, b: that peer, n: incarnation of the peer that is proven dead
+)
+
+// due is an event of the world at its time.
+type due struct {
+	at   int64
+	seq  uint32 // events of the same time keep their order
+	what what
+	a, b int32
+	n    uint64
+}
+
+// queue is a heap of events.
+type queue struct {
+	heap []due
+	seq  uint32
+}
+
+func (q *queue) less(i, j int) bool {
+	a, b := &q.heap[i], &q.heap[j]
+	return a.at < b.at || a.at == b.at && a.seq < b.seq
+}
+
+func (q *queue) push(d due) {
+	q.seq++
+	d.seq = q.seq
+	q.heap = append(q.heap, d)
+	for i := len(q.heap) - 1; i > 0; {
+		up := (i - 1) / 2
+		if !q.less(i, up) {
+			return
+		}
+		q.heap[i], q.heap[up] = q.heap[up], q.heap[i]
+		i = up
+	}
+}
+
+func (q *queue) pop() due {
+	top, n := q.heap[0], len(q.heap)-1
+	q.heap[0] = q.heap[n]
+	q.heap = q.heap[:n]
+	for i := 0; ; {
+		least := i
+		for c := 2*i + 1; c <= 2*i+2 && c < n; c++ {
+			if q.less(c, least) {
+				least = c
+			}
+		}
+		if least == i {
+			return top
+		}
+		q.heap[i], q.heap[least] = q.heap[least], q.heap[i]
+		i = least
+	}
+}

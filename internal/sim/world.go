@@ -1,0 +1,492 @@
+package sim
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/terminus-kv/terminus/core"
+	"github.com/terminus-kv/terminus/core/layout"
+	"github.com/terminus-kv/terminus/core/statemachine"
+)
+
+type opener = statemachine.Opener
+
+const (
+	backend   = "sim"
+	pageBytes = 4096
+	layers    = 1
+	slots     = 64
+	beat      = int64(500 * time.Millisecond)
+	silence   = int64(5 * time.Second) // a stream on which nothing arrives for so long is closed
+	beats     = int64(3 * time.Second) // a plugin that is silent for so long is killed
+)
+
+// Violation is a promise that was broken.
+type Violation struct {
+	Promise Promise       `json:"promise"`
+	Seed    uint64        `json:"seed"`
+	At      time.Duration `json:"at_ns"`
+	What    string        `json:"what"`
+}
+
+func (v *Violation) String() string {
+	return fmt.Sprintf("%s: seed %d at %v: %s", v.Promise, v.Seed, v.At, v.What)
+}
+
+// world is a cluster at a moment. It is used again for the next schedule.
+type world struct {
+	plan    *plan
+	now     int64
+	q       queue
+	hash    uint64
+	events  uint64
+	total   totals
+	broke   *Violation
+	story   io.Writer // nil: untold
+	pending int       // events other than wakes in the queue
+	incs    uint64    // incarnations minted
+	asked   []ask     // by request number
+	engines []*engine
+	links   []link
+	workers []worker
+	mems    []memory
+	lives   []life
+	ops     []op
+	epochs  []epoch
+	answers []answered
+	local   []core.Event       // frames of engines to themselves
+	byInc   map[uint64]int32   // engine of an incarnation
+	byOwn   map[opener][]int32 // lives of an opener, one a rank
+	verdict map[opener]outcome // by what the cores recorded
+	sealed  map[opener]bool    // destinations that nothing can be written to any more
+	held    map[opener]bool    // rooms that a plugin held when it died
+	tries   []int              // by request
+	unmet   int                // lives that are not over
+	orphans []orphan
+	minted  core.SessionID
+	// Faults that go on, by kind.
+	blind, slowed, lateness, failing int
+	replay                           bool // this schedule is replayed at its end
+}
+
+type outcome struct {
+	reason statemachine.Reason
+	pair   opener
+}
+
+// engine is one incarnation of an engine, and its host.
+type engine struct {
+	id     int32
+	inc    uint64
+	up     bool
+	m      *core.Machine
+	out    core.Effects
+	skew   int64 // how long its clock stood still
+	frozen int   // by so many faults
+	stood  int64 // since when its clock stands; 0: it runs
+	inbox  []core.Event
+	wakeAt int64
+	heard  [8]int64
+	epoch  int32 // index of its current plugin; -1: none, or noticed dead
+	number uint32
+	drains bool
+	dice   dice
+	told   []batch // of this incarnation, for the replay
+	said   uint64  // hash of what it answered
+}
+
+type batch struct {
+	now int64
+	in  []core.Event
+}
+
+// ask is a request of a worker that its engine has not answered yet.
+type ask struct {
+	life int32
+	kind core.EventKind
+}
+
+// answered is what a plugin answers later.
+type answered struct {
+	epoch int32
+	event core.Event
+	op    core.PluginEffect // FencePeer, Revoke: whom
+}
+
+// reset makes the world of a plan.
+func (w *world) reset(p *plan, story io.Writer) {
+	w.plan, w.now, w.hash, w.events, w.broke, w.story = p, int64(time.Second), mix(p.seed), 0, nil, story
+	w.q.heap, w.q.seq, w.pending, w.unmet = w.q.heap[:0], 0, 0, 0
+	w.blind, w.slowed, w.lateness, w.failing, w.minted, w.orphans = 0, 0, 0, 0, 0, w.orphans[:0]
+	w.asked, w.lives, w.ops, w.epochs, w.answers, w.links, w.workers = w.asked[:0], w.lives[:0], w.ops[:0], w.epochs[:0], w.answers[:0], w.links[:0], w.workers[:0]
+	w.mems, w.local = w.mems[:0], w.local[:0]
+	if w.byInc == nil {
+		w.byInc, w.byOwn, w.verdict = map[uint64]int32{}, map[opener][]int32{}, map[opener]outcome{}
+		w.sealed, w.held = map[opener]bool{}, map[opener]bool{}
+	}
+	clear(w.byInc)
+	clear(w.byOwn)
+	clear(w.verdict)
+	clear(w.sealed)
+	clear(w.held)
+	w.tries = append(w.tries[:0], make([]int, len(p.requests))...)
+	w.incs = 0
+	w.replay = p.seed%16 == 0
+	for len(w.engines) < int(p.engines) {
+		w.engines = append(w.engines, nil)
+	}
+	w.engines = w.engines[:p.engines]
+	for i, old := range w.engines {
+		w.engines[i] = &engine{id: int32(i), dice: roll(p.seed, 4, uint64(i))}
+		if old != nil {
+			w.engines[i].inbox, w.engines[i].out = old.inbox[:0], old.out
+		}
+	}
+	for i := range p.engines {
+		for j := range i {
+			var old [2][2]lane
+			if n := len(w.links); n < cap(w.links) { // its memory is used again
+				old = w.links[:n+1][n].lane
+			}
+			w.links = append(w.links, link{ends: [2]int32{j, i}, dice: roll(p.seed, 5, uint64(i), uint64(j)), lane: old})
+			for k := range 4 {
+				w.links[len(w.links)-1].lane[k/2][k%2].clear()
+			}
+		}
+	}
+	for g := range p.groups {
+		for rank := range p.ranks {
+			w.workers = append(w.workers, worker{id: int32(len(w.workers)), group: int32(g), rank: rank, engine: p.groups[g].engine, mem: -1})
+		}
+	}
+	for i := range w.workers {
+		w.startWorker(&w.workers[i])
+	}
+	for _, e := range w.engines {
+		w.startEngine(e)
+	}
+	for i := range w.links {
+		w.push(due{at: w.now, what: dial, a: int32(i)})
+	}
+	for i := range p.requests {
+		w.request(int32(i), w.now+p.requests[i].at)
+	}
+	for i := range p.faults {
+		w.push(due{at: w.now + p.faults[i].at, what: fault, a: int32(i)})
+	}
+}
+
+func (w *world) push(d due) {
+	if d.what != wake {
+		w.pending++
+	}
+	w.q.push(d)
+}
+
+func (w *world) after(d int64, what what, a, b int32, n uint64) {
+	w.push(due{at: w.now + d, what: what, a: a, b: b, n: n})
+}
+
+// violate notes the first violation; it ends the schedule.
+func (w *world) violate(p Promise, format string, args ...any) {
+	if w.broke == nil {
+		w.broke = &Violation{Promise: p, Seed: w.plan.seed, At: time.Duration(w.now), What: fmt.Sprintf(format, args...)}
+		w.say("VIOLATION of %s: %s", p, w.broke.What)
+	}
+}
+
+func (w *world) say(format string, args ...any) {
+	if w.story != nil {
+		fmt.Fprintf(w.story, "%12.6f  %s\n", float64(w.now)/1e9, fmt.Sprintf(format, args...))
+	}
+}
+
+// horizon is longer than every clock of a room after every other.
+const horizon = int64(4000 * time.Second)
+
+// run runs the schedule to its end.
+func (w *world) run() *Violation {
+	limit := w.now + int64(longest) + horizon
+	for w.broke == nil && len(w.q.heap) > 0 && (w.pending > 0 || w.unmet > 0) {
+		d := w.q.pop()
+		if d.at > limit {
+			w.notTerminal()
+			break
+		}
+		w.now = max(w.now, d.at)
+		if d.what != wake {
+			w.pending--
+		}
+		w.events++
+		w.hash = mix(w.hash ^ mix(uint64(d.at)^uint64(d.what)<<56^uint64(d.a)<<40^uint64(d.b)<<32^d.n))
+		w.dispatch(&d)
+	}
+	if w.broke == nil && w.unmet > 0 {
+		w.notTerminal()
+	}
+	if w.broke == nil {
+		w.idle()
+	}
+	return w.broke
+}
+
+func (w *world) dispatch(d *due) {
+	switch d.what {
+	case wake:
+		e := w.engines[d.a]
+		if e.up && e.frozen == 0 && e.wakeAt == d.at {
+			e.wakeAt = 0
+			w.step(e)
+		}
+	case deliver:
+		w.arrive(&w.links[d.a], int(d.b), d.n)
+	case broken:
+		w.streamEnds(&w.links[d.a], int(d.b), d.n)
+	case dial:
+		w.dial(d.a, d.n)
+	case opStep:
+		w.opStep(d.a)
+	case opAbort:
+		w.opAborted(d.a)
+	case answer:
+		w.pluginAnswers(&w.answers[d.a])
+	case open:
+		w.openLife(d.a)
+	case act:
+		w.lives[d.a].woken = false
+		w.act(d.a)
+	case abortLife:
+		w.abortLife(d.a)
+	case fault:
+		w.strike(d.a)
+	case healed:
+		w.heal(d.a)
+	case noticed:
+		w.epochNoticed(d.a)
+	case fenced:
+		w.epochFenced(d.a)
+	case pluginUp:
+		if e := w.engines[d.a]; e.up && e.inc == d.n && e.epoch < 0 {
+			w.startPlugin(e)
+		}
+	case workerUp:
+		if p := &w.workers[d.a]; p.gen == d.n && !p.up {
+			w.startWorker(p)
+			w.joinEngine(p)
+		}
+	case engineUp:
+		w.startEngine(w.engines[d.a])
+	case limbo:
+		w.endLimbo(d.a, d.n)
+	case drainEnd:
+		if e := w.engines[d.a]; e.up && e.inc == d.n {
+			w.step(e, core.Event{Kind: core.DrainEnd})
+			w.after(int64(20*time.Second), replaceEngine, d.a, 0, d.n)
+		}
+	case replaceEngine:
+		if e := w.engines[d.a]; e.up && e.inc == d.n {
+			w.say("%s is replaced", e.name())
+			w.killEngine(e)
+			w.after(int64(time.Second), engineUp, d.a, 0, 0)
+		}
+	case retry:
+		w.request(d.a, w.now)
+	case stale:
+		w.staleEnd(d.a)
+	case retire:
+		if e := w.engines[d.a]; e.up && e.inc == d.n {
+			w.retire(e)
+		}
+	case orphanEnds:
+		w.epochEnds(d.a)
+	case local:
+		if e := w.engines[d.a]; e.inc == d.n {
+			w.step(e, w.local[d.b])
+		}
+	case gone:
+		w.step(w.engines[d.a], core.Event{Kind: core.PeerGone, Peer: core.PeerID(d.b), Inc: d.n})
+	}
+}
+
+func (e *engine) name() string { return engineName(e.id) }
+
+// startEngine starts an incarnation of an engine, its plugin, and connects its workers.
+func (w *world) startEngine(e *engine) {
+	if e.up {
+		return
+	}
+	w.incs++
+	e.inc = w.incs
+	m, err := core.New(w.config(e))
+	if err != nil {
+		panic(err) // the configuration is this package's own
+	}
+	e.m, e.up, e.inbox, e.wakeAt, e.epoch, e.drains = m, true, e.inbox[:0], 0, -1, false
+	e.number, e.told, e.said = 0, nil, 0
+	clear(e.heard[:])
+	w.byInc[e.inc] = e.id
+	w.say("%s starts as incarnation %d", e.name(), e.inc)
+	w.step(e, core.Event{Kind: core.PeerHello, Peer: core.PeerID(e.id), Node: e.name(), Inc: e.inc})
+	w.startPlugin(e)
+	for i := range w.workers {
+		if p := &w.workers[i]; p.engine == e.id && p.up {
+			w.joinEngine(p)
+		}
+	}
+}
+
+// config is that of an engine's core.
+func (w *world) config(e *engine) core.Config {
+	limits := core.DefaultLimits()
+	if d := roll(w.plan.seed, 6, uint64(e.id)); w.plan.tight {
+		limits.Rooms, limits.PeerOps, limits.RoomPages = int32(2+d.n(4)), int32(1+d.n(3)), int64(8+d.n(16))
+	}
+	return core.Config{Incarnation: e.inc, Clocks: core.DefaultClocks(), Limits: limits}
+}
+
+// killEngine ends an incarnation without a word.
+func (w *world) killEngine(e *engine) {
+	if !e.up {
+		return
+	}
+	if w.replay {
+		w.again(e)
+	}
+	if e.stood > 0 {
+		e.skew, e.stood = e.skew+w.now-e.stood, 0
+	}
+	e.up, e.inbox = false, e.inbox[:0]
+	last := w.now
+	for i := range w.epochs { // orphaned plugins notice that their host is gone, stop and let the leases go
+		if ep := &w.epochs[i]; ep.engine == e.id && ep.inc == e.inc {
+			if ep.alive {
+				at := w.now + e.dice.spread(time.Millisecond, 2*time.Second)
+				w.push(due{at: at, what: orphanEnds, a: int32(i)})
+				ep.fenceAt = at + e.dice.spread(time.Millisecond, 10*time.Second)
+				w.push(due{at: ep.fenceAt, what: fenced, a: int32(i)})
+			}
+			last = max(last, ep.fenceAt)
+		}
+	}
+	for i := range w.links {
+		if l := &w.links[i]; l.of(e.id) >= 0 {
+			w.breakStream(l, 50*time.Millisecond)
+		}
+	}
+	for i := range w.workers {
+		if p := &w.workers[i]; p.engine == e.id {
+			w.leaveEngine(p, last+1)
+		}
+	}
+	for _, o := range w.engines { // the same host: its lock is free, which is proof
+		if o != e && o.up && e.dice.one(4) {
+			w.push(due{at: w.now + e.dice.spread(time.Millisecond, time.Second), what: gone, a: o.id, b: e.id, n: e.inc})
+		}
+	}
+}
+
+// coreNow is the engine's time.
+func (e *engine) coreNow(now int64) int64 { return now - e.skew }
+
+// step gives events to an engine and carries out what it asks for. A stopped engine reads them later, all at
+// once.
+func (w *world) step(e *engine, in ...core.Event) {
+	if !e.up {
+		return
+	}
+	if e.frozen > 0 {
+		e.inbox = append(e.inbox, in...)
+		return
+	}
+	e.inbox = append(e.inbox, in...)
+	for i := range w.links {
+		l := &w.links[i]
+		side := l.of(e.id)
+		if side < 0 || !l.said[side] || l.stuck[1-side] > 0 {
+			continue
+		}
+		if o := w.engines[l.ends[1-side]]; o.up && o.frozen == 0 && w.now-e.heard[o.id] >= beat {
+			e.heard[o.id] = w.now
+			e.inbox = append(e.inbox, core.Event{Kind: core.PeerHeard, Peer: core.PeerID(o.id)})
+		}
+	}
+	if w.now-e.heard[e.id] >= beat {
+		e.heard[e.id] = w.now
+		e.inbox = append(e.inbox, core.Event{Kind: core.PeerHeard, Peer: core.PeerID(e.id)})
+	}
+	now := e.coreNow(w.now)
+	if w.replay {
+		e.told = append(e.told, batch{now, copyEvents(e.inbox)})
+	}
+	e.out.Reset()
+	e.m.Step(now, e.inbox, &e.out)
+	e.inbox = e.inbox[:0]
+	w.effects(e)
+	if at := e.m.Next(); at > 0 {
+		at = max(at+e.skew, w.now+1)
+		if e.wakeAt == 0 || at < e.wakeAt || e.wakeAt <= w.now {
+			e.wakeAt = at
+			w.push(due{at: at, what: wake, a: e.id})
+		}
+	}
+}
+
+// effects carries out what an engine asks for. Nothing here steps an engine: that comes as an event.
+func (w *world) effects(e *engine) {
+	e.said = hashEffects(e.said, &e.out)
+	w.hash = mix(w.hash ^ e.said)
+	for i := range e.out.Records {
+		w.recorded(e, &e.out.Records[i])
+	}
+	for i := range e.out.Words {
+		w.word(e, &e.out.Words[i])
+	}
+	for i := range e.out.Replies {
+		w.replied(e, &e.out.Replies[i])
+	}
+	for i := range e.out.Frames {
+		f := &e.out.Frames[i]
+		w.sendFrame(e, f)
+	}
+	for i := range e.out.Plugin {
+		w.asksPlugin(e, &e.out.Plugin[i])
+	}
+	for _, s := range e.out.Gone {
+		w.sessionGone(s)
+	}
+}
+
+// hashEffects folds what an engine answered into h.
+func hashEffects(h uint64, out *core.Effects) uint64 {
+	for i := range out.Words {
+		o := &out.Words[i]
+		h = mix(h ^ uint64(o.Session)<<40 ^ uint64(o.Slot)<<16 ^ uint64(o.Status)<<8 ^ uint64(o.Residency)<<4 ^ uint64(o.Reason)<<32 ^ o.Opener.Seq<<20)
+	}
+	for i := range out.Replies {
+		o := &out.Replies[i]
+		h = mix(h ^ o.Seq<<8 ^ uint64(o.Code)<<4 ^ uint64(o.Reason)<<48 ^ 1)
+	}
+	for i := range out.Frames {
+		f := &out.Frames[i]
+		h = mix(h ^ uint64(f.Peer)<<56 ^ uint64(f.Frame.Kind)<<48 ^ uint64(f.Frame.Room)<<32 ^ f.Frame.S.Seq<<16 ^ f.Frame.D.Seq<<4 ^ 2)
+	}
+	for i := range out.Plugin {
+		p := &out.Plugin[i]
+		h = mix(h ^ uint64(p.Kind)<<56 ^ uint64(p.Op)<<8 ^ uint64(p.Grant) ^ 3)
+	}
+	return h
+}
+
+func copyEvents(in []core.Event) []core.Event {
+	out := make([]core.Event, len(in))
+	for i := range in {
+		out[i] = in[i]
+		if in[i].Kind == core.PeerFrame {
+			out[i].Frame = in[i].Frame.Clone()
+		}
+	}
+	return out
+}
+
+func runsOf(ids []int32) []layout.Run { return layout.AppendIDs(nil, ids) }
