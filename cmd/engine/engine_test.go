@@ -127,6 +127,12 @@ func TestGoldens(t *testing.T) {
 		{"completions_bad", "completions csh"},
 		{"bench_unknown", "bench boundry"},
 		{"bench_duration", "bench boundary --duration 0s"},
+		{"sim_policies_no_file", "sim policies --trace testdata/absent.jsonl"},
+		{"sim_policies_bad_line", "sim policies --trace testdata/badtrace.jsonl"},
+		{"sim_policies_no_peer", "sim policies --peers 0"},
+		{"sim_policies_bad_arrival", "sim policies --arrival brust"},
+		{"sim_policies", "sim policies --trace testdata/requests.jsonl --seed 5 --peers 2"},
+		{"sim_policies_json", "sim policies --trace testdata/requests.jsonl --arrival burst --peers 2 --bytes-per-token 1000 -o json"},
 	} {
 		t.Run(g.name, func(t *testing.T) {
 			code, out, errOut := command(t, []string{"TERMINUS_ADMIN__SOCKET=" + socket}, strings.Fields(g.args)...)

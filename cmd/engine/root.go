@@ -120,7 +120,7 @@ func newRoot(a *app) *cobra.Command {
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(
 		newRun(a), newValidate(a), newDemo(a), newRooms(a), newPlugins(a), newPeers(a), newGroups(a),
-		newStatus(a), newDrain(a), newBench(a), newConformance(a), newVersion(a), newCompletions(a), newPlugin(),
+		newStatus(a), newDrain(a), newBench(a), newConformance(a), newSim(a), newVersion(a), newCompletions(a), newPlugin(),
 	)
 	return root
 }
