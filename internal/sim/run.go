@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -49,6 +50,8 @@ func Run(ctx context.Context, cfg Config) *Result {
 	if cfg.Violations == 0 {
 		cfg.Violations = 1
 	}
+	// A world is small and short-lived: collecting seldom costs a few hundred megabytes and saves a third of the time.
+	defer debug.SetGCPercent(debug.SetGCPercent(800))
 	began := time.Now()
 	res := &Result{Seed: cfg.Seed, FaultKinds: map[string]int{}, Verdicts: map[string]int{}, Promises: map[Promise]int{}}
 	hashes := make([]uint64, cfg.Schedules)
