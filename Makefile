@@ -70,8 +70,9 @@ explore: ## walk more interleavings of two engines than `make test` does (an hou
 	$(GO) test -timeout 4h ./core/explore -run TestExploreLong -long -v
 
 .PHONY: sim
-sim: build ## run SCHEDULES (default 10000000, an hour or two) simulated clusters under faults
-	$(BIN)/engine sim run --schedules $(or $(SCHEDULES),10000000) -o json
+sim: build ## run SCHEDULES (default 10000000, an hour or two) simulated clusters under faults, into docs/reliability and RELIABILITY.md
+	$(BIN)/engine sim run --schedules $(or $(SCHEDULES),10000000) --seed $(or $(SEED),1) -o json > docs/reliability/sim.json
+	$(GO) test ./internal/reliability -update
 
 .PHONY: fuzz
 fuzz: ## run every fuzzer for FUZZTIME (default 30s)

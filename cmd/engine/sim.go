@@ -66,6 +66,7 @@ func newSimRun(a *app) *cobra.Command {
 				defer fmt.Fprint(a.stderr, "\r\033[K")
 			}
 			res := sim.Run(cmd.Context(), cfg)
+			res.Version, res.Command = thisBuild().Version, fmt.Sprintf("engine sim run --schedules %d --seed %d", cfg.Schedules, cfg.Seed)
 			if err := a.print(res, func(t *table) { simRows(t, res) }); err != nil {
 				return err
 			}

@@ -32,6 +32,10 @@ type Result struct {
 	Virtual    float64 `json:"virtual_seconds"`
 	Violations int     `json:"violations"`
 
+	Version string    `json:"version"` // of the program, as its build names it
+	Command string    `json:"command"` // that does the same again
+	Began   time.Time `json:"began"`
+
 	Seed       uint64          `json:"seed"`
 	Rooms      int             `json:"rooms"` // opens that were accepted, of both roles
 	FaultKinds map[string]int  `json:"fault_kinds"`
@@ -53,7 +57,7 @@ func Run(ctx context.Context, cfg Config) *Result {
 	// A world is small and short-lived: collecting seldom costs a few hundred megabytes and saves a third of the time.
 	defer debug.SetGCPercent(debug.SetGCPercent(800))
 	began := time.Now()
-	res := &Result{Seed: cfg.Seed, FaultKinds: map[string]int{}, Verdicts: map[string]int{}, Promises: map[Promise]int{}}
+	res := &Result{Began: began.UTC().Truncate(time.Second), Seed: cfg.Seed, FaultKinds: map[string]int{}, Verdicts: map[string]int{}, Promises: map[Promise]int{}}
 	hashes := make([]uint64, cfg.Schedules)
 	var next, done, broken atomic.Int64
 	var mu sync.Mutex

@@ -1,0 +1,58 @@
+package reliability
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write RELIABILITY.md")
+
+// TestReliability holds RELIABILITY.md to the results in docs/reliability.
+func TestReliability(t *testing.T) {
+	const file = "../../RELIABILITY.md"
+	want, err := Render("../../docs/reliability")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want {
+		t.Errorf("%s is not what docs/reliability says; write it with: go test ./internal/reliability -update", file)
+	}
+}
+
+// TestFaultsHaveTests: the tests that the faults name are there.
+func TestFaultsHaveTests(t *testing.T) {
+	faults, err := readFaults("../../docs/reliability")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range faults {
+		dir, name, isTest := strings.Cut(f.Test, " ")
+		if !isTest || !strings.HasPrefix(name, "Test") {
+			if _, err := os.Stat(filepath.Join("../..", strings.ReplaceAll(f.Test, " ", "/"))); err != nil {
+				t.Errorf("%s: %v", f.Test, err)
+			}
+			continue
+		}
+		files, _ := filepath.Glob(filepath.Join("../..", dir, "*_test.go"))
+		found := false
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			found = found || err == nil && strings.Contains(string(text), "func "+name+"(")
+		}
+		if !found {
+			t.Errorf("%s has no %s", dir, name)
+		}
+	}
+}
