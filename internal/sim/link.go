@@ -177,11 +177,6 @@ func (w *world) sendFrame(e *engine, f *core.FrameEffect) {
 	if w.story != nil {
 		w.say("%s sends %s", e.name(), frameText(&f.Frame))
 	}
-	if f.Frame.Kind == core.FrameRegister && e.epoch >= 0 && w.epochs[e.epoch].number == f.Frame.Epoch {
-		for _, at := range w.byOwn[f.Frame.D] {
-			w.lives[at].epoch = e.epoch
-		}
-	}
 	if int32(f.Peer) == e.id {
 		w.local = append(w.local, ev)
 		w.push(due{at: w.now + 1, what: local, a: e.id, b: int32(len(w.local) - 1), n: e.inc})

@@ -100,6 +100,21 @@ func (w *world) epochEnds(at int32) {
 	}
 }
 
+// registers: an engine offers pages that are registered with one of its epochs, of which it may not know yet that it
+// is gone.
+func (w *world) registers(e *engine, f *core.Frame) {
+	for i := range w.epochs {
+		ep := &w.epochs[i]
+		if ep.engine != e.id || ep.inc != e.inc || ep.number != f.Epoch {
+			continue
+		}
+		for _, at := range w.byOwn[f.D] {
+			w.lives[at].epoch = int32(i)
+		}
+		w.held[f.D] = w.held[f.D] || !ep.alive
+	}
+}
+
 // epochNoticed: the host sees the end of the process.
 func (w *world) epochNoticed(at int32) {
 	ep := &w.epochs[at]

@@ -436,6 +436,11 @@ func (w *world) step(e *engine, in ...core.Event) {
 func (w *world) effects(e *engine) {
 	e.said = hashEffects(e.said, &e.out)
 	w.hash = mix(w.hash ^ e.said)
+	for i := range e.out.Frames { // before the records: the same step may end what it registers
+		if f := &e.out.Frames[i].Frame; f.Kind == core.FrameRegister {
+			w.registers(e, f)
+		}
+	}
 	for i := range e.out.Records {
 		w.recorded(e, &e.out.Records[i])
 	}
