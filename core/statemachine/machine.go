@@ -413,8 +413,11 @@ func (r *Record) destination(e *Event, o *Out) {
 			r.ByPeer = false
 			r.SourceEnded = e.Kind == OnHelloNewer
 		case Ended:
-			r.SourceEnded = r.SourceEnded || e.Kind == OnHelloNewer
-			r.askFence(o)
+			if e.Kind == OnHelloNewer {
+				r.sourceEnded(o)
+			} else {
+				r.askFence(o)
+			}
 		}
 	case OnDrainClock:
 		if r.State != Ended {
@@ -455,6 +458,16 @@ func (r *Record) askFence(o *Out) {
 	if r.Rung == Fence && r.SourceEnded {
 		o.Do |= DoFence
 	}
+}
+
+// sourceEnded notes that s submits nothing any more. Pages that came to rest in quarantine because nobody could
+// say so have their fence asked now, once.
+func (r *Record) sourceEnded(o *Out) {
+	if r.Rung == Quarantine && !r.SourceEnded {
+		o.Do |= DoFence
+	}
+	r.SourceEnded = true
+	r.askFence(o)
 }
 
 func (r *Record) destinationFrame(e *Event, o *Out) {
@@ -545,8 +558,7 @@ func (r *Record) aborted(e *Event, o *Out) {
 			r.endDestination(cause(e.Reason), false, o)
 			r.SourceEnded = true
 		case r.State == Ended && e.S == r.Pair:
-			r.SourceEnded = true
-			r.askFence(o)
+			r.sourceEnded(o)
 		default:
 			o.Do |= DoDrop
 		}

@@ -38,7 +38,7 @@ const (
 	NoRung     Rung = 0
 	Drain      Rung = 1 // Drained from the source engine
 	Fence      Rung = 3 // FencePeer
-	Quarantine Rung = 4 // none can be had; Drained, Revoked and retire still end it
+	Quarantine Rung = 4 // none could be had; Drained, Revoked, a late fence and retire still end it
 )
 
 // Counts are the ops of a source record, or of one of its ranks, by what is known of them.

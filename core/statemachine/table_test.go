@@ -314,6 +314,7 @@ func TestFramesAtD(t *testing.T) {
 		{"W other s", dW, abort(s2, d, att), "drop"},
 		{"T", dT, abort(s, d, att), "source_ended"},
 		{"T rung 3", dT3, abort(s, d, att), "source_ended fence"},
+		{"T rung 4", dT4, abort(s, d, att), "source_ended fence"},
 		{"T other s", dT, abort(s2, d, att), "drop"},
 		{"–", dAbsent, abort(s, d, att), "drop"},
 	})
@@ -484,6 +485,10 @@ func TestPagesOfTerminalD(t *testing.T) {
 		{"clock", dT4, clock, "-"},
 		{"unknown", dT4, fenced(false), "-"},
 		{"late quiet", with(dT4, func(r *Record) { r.SourceEnded = true }), fenced(true), "pages=quiet rung=0"},
+		{"source ended only now: the fence is asked late", dT4, Event{Kind: OnHelloNewer}, "source_ended fence"},
+		{"and once", with(dT4, func(r *Record) { r.SourceEnded = true }), Event{Kind: OnHelloNewer}, "-"},
+		{"death by the clock is no end", dT4, Event{Kind: OnPeerDead}, "-"},
+		{"nor after the end", with(dT4, func(r *Record) { r.SourceEnded = true }), Event{Kind: OnPeerDead}, "-"},
 		{"receiver check", dT4, Event{Kind: OnRevoked, Quiet: true}, "pages=quiet rung=0"},
 		{"lease EOF", dT4, gone, "pages=fenced rung=0"},
 	})
