@@ -1,6 +1,7 @@
 package core_test
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"testing"
@@ -214,8 +215,8 @@ var handlers = map[string]func(*call){
 		c.env.Request(c.env.P, c.rank(), core.Send, c.room(), func(e *core.Event) {
 			e.Parts, e.Last = c.parts(), c.has("last")
 			e.LayerFrom, e.LayerTo = int32(c.num("layer-from", 0)), int32(c.num("layer-to", 0))
-			if c.has("aux") {
-				e.Aux = []byte("aux")
+			if aux, ok := c.arg("aux"); ok {
+				e.Aux = []byte(cmp.Or(aux, "aux"))
 			}
 		})
 	},
