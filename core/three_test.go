@@ -1,0 +1,78 @@
+package core
+
+import (
+	"testing"
+	"time"
+
+	"github.com/terminus-kv/terminus/core/layout"
+	"github.com/terminus-kv/terminus/core/statemachine"
+)
+
+// What two engines, each with one group, cannot show.
+
+// bindTo opens a room of the destination worker towards a group of a peer and binds it to s.
+func (l *lone) bindTo(group string, peer PeerID, room int64, slot, page int32, s statemachine.Opener) View {
+	l.t.Helper()
+	l.step(Event{Kind: Open, Session: 2, Room: room, Slot: slot, PeerGroup: group})
+	l.step(Event{Kind: Register, Session: 2, Slot: slot, Parts: []Part{{Runs: []layout.Run{{Start: page, Count: 1, Stride: 1}}}}})
+	l.frame(peer, Frame{Kind: FrameBound, Room: room, S: s, D: l.only(room).Own})
+	v := l.only(room)
+	if v.State != statemachine.Bound {
+		l.t.Fatalf("%s", v.Why())
+	}
+	return v
+}
+
+// A prefill engine that died took a healthy decode engine with it (sglang#12779). The loss of a peer ends
+// the rooms with that peer, and no other (R12).
+func TestDeathOfOnePeer(t *testing.T) {
+	for _, how := range []string{"proof", "silence"} {
+		t.Run(how, func(t *testing.T) {
+			l := newLone(t)
+			l.step(Event{Kind: PeerGroup, Peer: 1, Group: "near", PeerGroup: "decode", Role: statemachine.Source, Size: 1, Backends: []string{"tcp"}})
+			for i := range int32(4) {
+				l.bindTo("far", 0, int64(i), i, i, opener(20, uint64(i)+1))
+				l.bindTo("near", 1, int64(i)+4, i+4, i+4, opener(30, uint64(i)+1))
+			}
+			if how == "proof" {
+				l.step(Event{Kind: PeerGone, Peer: 0, Inc: 20})
+			} else {
+				for range 11 {
+					l.now += int64(time.Second)
+					l.step(Event{Kind: PeerHeard, Peer: 1})
+				}
+			}
+			for room := range int64(4) {
+				if v := l.only(room); v.Reason != statemachine.PeerLost {
+					t.Errorf("of the dead peer: %s", v.Why())
+				}
+				v := l.only(room + 4)
+				if v.State != statemachine.Bound {
+					t.Errorf("of the living peer: %s", v.Why())
+				}
+				l.frame(1, Frame{
+					Kind: FrameRankEnd, Room: v.Room, S: v.Pair, D: v.Own, Quiet: true,
+					Sent: []RankSent{{Parts: []PartSent{{Pages: 1}}}},
+				})
+				if v := l.only(room + 4); v.Reason != statemachine.Success {
+					t.Errorf("of the living peer: %s", v.Why())
+				}
+			}
+		})
+	}
+}
+
+// With more ranks than KV heads, an integer division gave 0 heads a rank: all ranks got head 0, or descriptors
+// ran past the region (sglang#23746). Groups of unequal size are not mapped in this version: the room ends with
+// the reason before a page is written.
+func TestUnequalRanks(t *testing.T) {
+	for _, size := range []int32{2, 4, 8, 16} {
+		l := newLone(t)
+		l.step(Event{Kind: Open, Session: 2, Room: 1, PeerGroup: "far"})
+		l.step(Event{Kind: PeerGroup, Peer: 0, Group: "far", PeerGroup: "decode", Role: statemachine.Source, Size: size, Backends: []string{"tcp"}})
+		l.step(Event{Kind: Register, Session: 2, Parts: []Part{{Runs: []layout.Run{{Start: 0, Count: 1, Stride: 1}}}}})
+		if v := l.only(1); v.Reason != statemachine.LayoutMismatch {
+			t.Errorf("%d ranks to 1: %s", size, v.Why())
+		}
+	}
+}
