@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -369,4 +370,45 @@ func FuzzLoad(f *testing.F) {
 		}
 		c.Effective()
 	})
+}
+
+// TestEveryKeyHasItsVariable: documented variables were not wired to their options, and setting one changed
+// nothing, silently (dynamo#4430). Here each key of full.yaml is set by its variable, and says so. Those that
+// it leaves empty are not tried: an empty variable is refused.
+func TestEveryKeyHasItsVariable(t *testing.T) {
+	const full = "../../configs/full.yaml"
+	load := func(env ...string) []Value {
+		c, err := Load(LoadOptions{Files: []string{full}, Env: env, Elsewhere: true})
+		if err != nil {
+			t.Fatalf("%s: %v", env, err)
+		}
+		return c.Effective()
+	}
+	tried := 0
+	for _, v := range load() {
+		text := v.Value
+		if s, err := strconv.Unquote(text); err == nil {
+			text = s // a scalar needs no quotes in a variable
+		}
+		if text == "" || v.Key == "collective.backend" { // which this version refuses
+			continue
+		}
+		name := EnvPrefix + strings.ReplaceAll(strings.ToUpper(v.Key), ".", "__")
+		found := false
+		for _, got := range load(name + "=" + text) {
+			if got.Key != v.Key {
+				continue
+			}
+			if found = true; got.Value != v.Value || got.Source.String() != name {
+				t.Errorf("%s=%s: %s is %s from %s", name, text, v.Key, got.Value, got.Source)
+			}
+		}
+		if !found {
+			t.Errorf("%s: no key %s any more", name, v.Key)
+		}
+		tried++
+	}
+	if tried < 40 {
+		t.Errorf("only %d keys were tried", tried)
+	}
 }
