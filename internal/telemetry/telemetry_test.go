@@ -145,3 +145,60 @@ func TestRegistry(t *testing.T) {
 		}
 	}
 }
+
+// TestComputedAtScrape: in a serving stack gauges were set when something happened, so an idle engine showed its
+// last busy moment for ever, and counters were declared and never incremented (sglang#7317, sglang#8627). Here
+// nothing is kept between scrapes.
+func TestComputedAtScrape(t *testing.T) {
+	src := &fixed{}
+	h := bare(src)
+	expect := func(when, queued, failed string) {
+		t.Helper()
+		got := scrape(t, h)
+		for _, want := range []string{
+			`terminus_rooms{role="source",state="unbound"} ` + queued, "terminus_admission_queue " + queued,
+			`terminus_rooms_ended_total{reason="stalled",role="source"} ` + failed,
+			"sglang:num_prefill_bootstrap_queue_reqs " + queued, "sglang:num_transfer_failed_reqs_total " + failed,
+		} {
+			if !strings.Contains(got, want+"\n") {
+				t.Errorf("%s: no %s in\n%s", when, want, got)
+			}
+		}
+	}
+	expect("before the first room", "0", "0")
+	src.s = Snapshot{
+		Rooms:      []RoomsBy{{Role: "source", State: "unbound", Count: 5, Oldest: time.Second}},
+		QueueDepth: 5,
+	}
+	expect("busy", "5", "0")
+	src.s = Snapshot{Verdicts: map[Verdict]uint64{{"source", "stalled"}: 2}}
+	expect("idle again", "0", "2")
+}
+
+// TestLabelsAreBounded: a label of tenants made series without bound (llm-d-batch-gateway#202). Here a label is
+// one of these, and whatever a peer or a worker may name freely is none of them.
+func TestLabelsAreBounded(t *testing.T) {
+	bounded := map[string]bool{
+		"role": true, "state": true, "reason": true, "kind": true, "direction": true, "lane": true, "end": true, // closed enums
+		"code": true, "source": true, "cause": true,
+		"backend": true, "plugin": true, "version": true, "node": true, // of the configuration
+	}
+	const names = "variableLabels: {"
+	for _, m := range families() {
+		_, labels, ok := strings.Cut(m.desc.String(), names)
+		if !ok {
+			t.Fatalf("no labels in %s", m.desc)
+		}
+		labels, _, _ = strings.Cut(labels, "}")
+		for label := range strings.FieldsFuncSeq(labels, func(r rune) bool { return r == ',' }) {
+			if !bounded[label] {
+				t.Errorf("label %q: %s", label, m.desc)
+			}
+		}
+	}
+	hostile := sample()
+	hostile.Plugins[0].Version = "1.0\"} 1\nterminus_up 7\n"
+	if got := scrape(t, bare(&fixed{s: hostile})); strings.Contains(got, "\nterminus_up 7\n") {
+		t.Error("a version wrote a line of its own")
+	}
+}
