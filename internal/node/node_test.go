@@ -506,6 +506,47 @@ func TestTwoRanks(t *testing.T) {
 	}
 }
 
+// With plain data parallelism each process took itself for rank 0, and rooms were refused as misrouted or all
+// went to one rank (sglang#29725). Here a rank of a group is connected once, the second is told so; processes
+// that are alike are groups of one rank each, and serve their own rooms.
+func TestRankIsConnectedOnce(t *testing.T) {
+	dir := tempDir(t)
+	pe, de := start(t, dir, "p"), start(t, dir, "d")
+	d := dial(t, de, client.Destination, "decode", 0, 1, 16)
+	var ps []*worker
+	for i := range 2 {
+		group := fmt.Sprint("prefill-", i)
+		ps = append(ps, dial(t, pe, client.Source, group, 0, 1, 16))
+		_, err := newWorker(short(t), pe.cfg.Worker.Socket, client.Source, group, 0, 1, 16)
+		if want := fmt.Sprintf("rank 0 of group %q is connected already", group); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("a second rank 0 of %s: %v", group, err)
+		}
+	}
+	for room := range int64(16) {
+		p := ps[room%2]
+		var rd *client.Room
+		eventually(t, "the group is known", func() (ok bool) {
+			var err error
+			rd, err = d.Open(short(t), client.OpenOptions{Room: room, PeerGroup: fmt.Sprint("prefill-", room%2)})
+			return err == nil
+		})
+		must(t, rd.Register(short(t), client.RegisterPart{Pool: d.pool, Pages: []int32{int32(room)}}))
+		rs, err := p.Open(short(t), client.OpenOptions{Room: room})
+		must(t, err)
+		fill(p, room, []int32{1})
+		must(t, rs.Send(short(t), client.Chunk{Parts: []client.Part{{Pool: p.pool, Pages: []int32{1}}}, Last: true}))
+		for _, r := range []*client.Room{rs, rd} {
+			if st, err := r.WaitTerminal(short(t)); err != nil || st != client.Success {
+				t.Fatalf("room %d: %v, %v", room, st, err)
+			}
+			must(t, r.WaitReusable(short(t)))
+		}
+		check(t, d, room, []int32{int32(room)})
+		must(t, rs.Release(short(t)))
+		must(t, rd.Release(short(t)))
+	}
+}
+
 // Two engines that know each other by address, moving bytes by TCP.
 func TestStaticPeersOverTCP(t *testing.T) {
 	dir := tempDir(t)
