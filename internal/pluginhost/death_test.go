@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -98,6 +99,34 @@ func BenchmarkSubmit(b *testing.B) {
 			for ended < sent {
 				ended += <-done
 			}
+		})
+	}
+}
+
+// TestStopTakesChildren: a host killed the plugin alone and then waited without a bound, since a child of the
+// plugin held its output (mcpd#310). Here Stop comes back, and the children are gone.
+func TestStopTakesChildren(t *testing.T) {
+	for _, m := range []string{"sdk-with-child", "sdk-with-heir", "sdk-with-daemon"} {
+		t.Run(m, func(t *testing.T) {
+			t.Parallel()
+			h, rec := newTestHost(t, nil)
+			p := start(t, h, mode(m))
+			ready(t, p)
+			child, err := strconv.Atoi(string(p.Status().Handshake.Endpoint))
+			if err != nil || !running(child) {
+				t.Fatalf("child %d: %v", child, err)
+			}
+			began := time.Now()
+			within(t, "Stop", func() {
+				if err := p.Stop(context.Background()); err != nil {
+					t.Error(err)
+				}
+			})
+			if d := time.Since(began); d > 10*time.Second {
+				t.Errorf("stopped after %s", d)
+			}
+			rec.waitKind(t, Down, 0)
+			eventually(t, "the child is gone", func() bool { return !running(child) })
 		})
 	}
 }

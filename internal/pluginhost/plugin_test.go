@@ -77,7 +77,7 @@ func pluginMain(mode string) {
 		time.Sleep(time.Minute)
 	case "sdk":
 		sdk.Main(nullBackend{})
-	case "sdk-with-child", "sdk-with-daemon", "sdk-with-child-and-a-lot-to-say":
+	case "sdk-with-child", "sdk-with-heir", "sdk-with-daemon", "sdk-with-child-and-a-lot-to-say":
 		if strings.HasSuffix(mode, "say") {
 			stderr := os.Stderr // go-plugin replaces the variable
 			go func() {
@@ -87,7 +87,7 @@ func pluginMain(mode string) {
 				}
 			}()
 		}
-		sdk.Main(nullBackend{child: true, daemon: mode == "sdk-with-daemon"})
+		sdk.Main(nullBackend{child: true, heir: mode == "sdk-with-heir", daemon: mode == "sdk-with-daemon"})
 	case "sleep": // a descendant that nobody looks after
 		time.Sleep(time.Minute)
 	}
@@ -346,7 +346,7 @@ func wakeMain(process, after string) {
 }
 
 // nullBackend is a backend that does nothing, behind the real SDK.
-type nullBackend struct{ child, daemon bool }
+type nullBackend struct{ child, heir, daemon bool }
 
 func (nullBackend) Info() sdk.Info {
 	return sdk.Info{Name: "null", Version: "1", Config: &struct {
@@ -357,6 +357,10 @@ func (b nullBackend) Start(_ context.Context, s sdk.Start) ([]byte, error) {
 	if b.child {
 		cmd := exec.Command("/proc/self/exe", "plugin", "sleep")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: b.daemon}
+		if b.heir {
+			fd2, _ := syscall.Dup(2) // go-plugin replaces os.Stderr
+			cmd.Stderr = os.NewFile(uintptr(fd2), "stderr")
+		}
 		if err := cmd.Start(); err != nil {
 			return nil, err
 		}
