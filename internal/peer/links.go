@@ -54,7 +54,7 @@ func New(cfg Config) (*Links, error) {
 		return nil, fmt.Errorf("peer links: %w", err)
 	}
 	l := &Links{cfg: cfg, log: cfg.Log, links: make(map[string]*link), announcements: newAnnouncements()}
-	if cfg.TLS != nil && !isUnix(cfg.Listen) {
+	if cfg.TLS != nil { // also of one that listens on a unix socket: it may dial TCP
 		var err error
 		if l.tls, err = openTLS(*cfg.TLS, cfg.Node); err != nil {
 			return nil, fmt.Errorf("peer links: %w", err)

@@ -25,8 +25,8 @@ type Config struct {
 	// Listen is "unix:/path" or "host:port". A TCP address that is not loopback needs TLS, or
 	// InsecureListen.
 	Listen string
-	// TLS, when set, is used both ways on TCP. Unix sockets never use it: there the peer's
-	// credentials must be those of this user or of root.
+	// TLS, when set, is used both ways on TCP, wherever this engine itself listens. Unix sockets never
+	// use it: there the peer's credentials must be those of this user or of root.
 	TLS *TLS
 	// InsecureListen allows a non-loopback listener without TLS. It must be InsecureWords.
 	InsecureListen string
