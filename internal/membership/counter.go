@@ -75,8 +75,9 @@ func writeFile(file string, b []byte, durable bool) (err error) {
 	return d.Sync()
 }
 
-// makeDir creates dir with mode 0700, or checks that nobody else can write to it.
-func makeDir(dir string) error {
+// MakeDir creates dir with mode 0700, or checks that nobody but this user and root can write to it: whoever
+// can, could put sockets and locks of their own in the place of an engine's.
+func MakeDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -84,7 +85,7 @@ func makeDir(dir string) error {
 	if err := unix.Stat(dir, &st); err != nil {
 		return &os.PathError{Op: "stat", Path: dir, Err: err}
 	}
-	if st.Uid != uint32(os.Geteuid()) || st.Mode&0o022 != 0 {
+	if st.Uid != uint32(os.Geteuid()) && st.Uid != 0 || st.Mode&0o022 != 0 {
 		return fmt.Errorf("%s belongs to user %d with mode %04o: want user %d and no write access for others (chmod 0700)", dir, st.Uid, st.Mode&0o7777, os.Geteuid())
 	}
 	return nil

@@ -91,7 +91,7 @@ func NewEtcd(cfg EtcdConfig) (Driver, error) {
 	case cfg.Timeout <= 0:
 		return fail(fmt.Errorf("timeout of %v: want more than 0", cfg.Timeout))
 	}
-	if err := makeDir(cfg.StateDir); err != nil {
+	if err := MakeDir(cfg.StateDir); err != nil {
 		return fail(err)
 	}
 	tlsConfig, err := cfg.TLS.load()

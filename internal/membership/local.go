@@ -72,7 +72,7 @@ func NewLocal(cfg LocalConfig) (Driver, error) {
 	if cfg.Poll < 0 {
 		return nil, fmt.Errorf("local membership: poll interval %v is negative", cfg.Poll)
 	}
-	if err := errors.Join(makeDir(cfg.Dir), makeDir(cfg.StateDir)); err != nil {
+	if err := errors.Join(MakeDir(cfg.Dir), MakeDir(cfg.StateDir)); err != nil {
 		return nil, fmt.Errorf("local membership: %w", err)
 	}
 	d := &local{cfg: cfg}

@@ -60,7 +60,7 @@ func NewStatic(cfg StaticConfig) (Driver, error) {
 	if len(cfg.Peers) > maxRecords {
 		errs = append(errs, fmt.Errorf("static membership: %d peers, at most %d", len(cfg.Peers), maxRecords))
 	}
-	if err := makeDir(cfg.StateDir); err != nil {
+	if err := MakeDir(cfg.StateDir); err != nil {
 		errs = append(errs, fmt.Errorf("static membership: %w", err))
 	}
 	if err := errors.Join(errs...); err != nil {

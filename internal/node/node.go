@@ -137,8 +137,10 @@ func (n *Node) serve(ctx context.Context) (err error) {
 		return context.WithTimeout(context.Background(), stopBound)
 	}
 
-	if err := os.MkdirAll(n.cfg.NodeDir(), 0o700); err != nil {
-		return fmt.Errorf("runtime_dir: %w", err)
+	for _, dir := range []string{n.cfg.RuntimeDir, n.cfg.NodeDir()} {
+		if err := membership.MakeDir(dir); err != nil {
+			return fmt.Errorf("runtime_dir: %w", err)
+		}
 	}
 	if n.hostID, err = membership.HostID(); err != nil {
 		return err
