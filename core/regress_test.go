@@ -157,6 +157,30 @@ func TestFrameOfAnotherPeer(t *testing.T) {
 	}
 }
 
+// Once a source has its destination no other engine can speak for the pair, though it knows both openers. (Its own
+// Register ends the room: peer_superseded.)
+func TestBoundSourceHearsItsPeerOnly(t *testing.T) {
+	l := newLone(t)
+	l.step(Event{Kind: Open, Session: 1, Room: 1})
+	d := opener(20, 1)
+	l.frame(0, registerFrame(1, d))
+	s := l.only(1).Own
+	for _, f := range []Frame{
+		{Kind: FrameConfirm, S: s, D: d}, {Kind: FrameVerdict, S: s, D: d, Outcome: statemachine.JudgeFailed}, {Kind: FrameVerdict, S: s, D: opener(30, 1), Outcome: statemachine.JudgeFailed},
+		{Kind: FrameAbort, S: s, D: d}, {Kind: FrameAbort, D: d}, {Kind: FrameAbort, D: opener(30, 1)},
+	} {
+		f.Room = 1
+		l.frame(1, f)
+		if v := l.only(1); v.State != statemachine.Offered || v.Peer != 0 {
+			t.Errorf("frame kind %d of another peer: %s", f.Kind, v.Why())
+		}
+	}
+	l.frame(0, Frame{Kind: FrameConfirm, Room: 1, S: s, D: d})
+	if v := l.only(1); v.State != statemachine.Confirmed {
+		t.Errorf("its own peer is not heard: %s", v.Why())
+	}
+}
+
 // A Register of another attempt made its sender the peer of a room that was waiting for somebody else.
 func TestPeerOfAnotherAttempt(t *testing.T) {
 	l := newLone(t)

@@ -211,7 +211,8 @@ func TestAnnouncementRoundTrip(t *testing.T) {
 	if err != nil || e.Backend != "tcp" || e.Epoch != 3 || !bytes.Equal(e.Blob, testEndpoint().Blob) || e.Secret != nil {
 		t.Errorf("%+v, %v", e, err)
 	}
-	if !bytes.Equal(e.Token, PairToken(testEndpoint().Secret, "b", 9)) || bytes.Equal(e.Token, PairToken(testEndpoint().Secret, "b", 10)) {
+	secret := testEndpoint().Secret
+	if !bytes.Equal(e.Token, PairToken(secret, "b", 9)) || bytes.Equal(e.Token, PairToken(secret, "b", 10)) || bytes.Equal(e.Token, PairToken(secret, "c", 9)) {
 		t.Error("the token is not that of the pair")
 	}
 }

@@ -2,6 +2,7 @@ package pluginhost
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -18,6 +19,11 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
 )
@@ -495,6 +501,24 @@ func TestMTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec.wait(t, "by TLS", func(ev Event) bool { return ev.Kind == Frame })
+
+	// Another process of this user that finds the socket gets no answer: it has no certificate.
+	socket := h.Plugins()[0].epoch.proc.address()
+	for name, creds := range map[string]credentials.TransportCredentials{
+		"in the clear": insecure.NewCredentials(), "without a certificate": credentials.NewTLS(&tls.Config{InsecureSkipVerify: true}),
+	} {
+		conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(creds))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		answer, err := contract.NewPluginClient(conn).Handshake(ctx, &contract.HandshakeRequest{Versions: []uint32{1}})
+		if status.Code(err) != codes.Unavailable {
+			t.Errorf("%s: answered %v, %v", name, answer, err)
+		}
+		cancel()
+		conn.Close()
+	}
 }
 
 // TestSDK: the real SDK at the other end, with its schema check.
