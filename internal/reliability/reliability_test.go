@@ -45,14 +45,18 @@ func TestFaultsHaveTests(t *testing.T) {
 			}
 			continue
 		}
-		files, _ := filepath.Glob(filepath.Join("../..", dir, "*_test.go"))
-		found := false
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			found = found || err == nil && strings.Contains(string(text), "func "+name+"(")
-		}
-		if !found {
-			t.Errorf("%s has no %s", dir, name)
+		wantTest(t, dir, name)
+	}
+}
+
+// wantTest reports a test function that the package in dir does not have.
+func wantTest(t *testing.T, dir, name string) {
+	t.Helper()
+	files, _ := filepath.Glob(filepath.Join("../..", dir, "*_test.go"))
+	for _, file := range files {
+		if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), "func "+name+"(") {
+			return
 		}
 	}
+	t.Errorf("%s has no %s", dir, name)
 }
