@@ -38,7 +38,7 @@ func (w *world) recorded(e *engine, r *core.Record) {
 			w.agree(r.Pair, r.Own)
 		}
 	case statemachine.PluginLost:
-		if !w.held[r.Own] && (r.Pair.IsZero() || !w.held[r.Pair]) {
+		if !w.held[r.Own] && (r.Pair.IsZero() || !w.held[r.Pair]) && !w.registeredDead(e, r) {
 			w.violate(Blast, "%s: %s ends plugin_lost, but no plugin that died held it", e.name(), w.openerText(r.Own))
 		}
 		fallthrough
@@ -47,6 +47,18 @@ func (w *world) recorded(e *engine, r *core.Record) {
 			w.agree(r.Own, r.Pair)
 		}
 	}
+}
+
+// registeredDead tells whether the pages of a destination are registered with an epoch that is gone: the step that
+// told its engine so registered them first.
+func (w *world) registeredDead(e *engine, r *core.Record) (dead bool) {
+	for _, v := range e.m.Room(r.Room) {
+		for i := range w.epochs {
+			ep := &w.epochs[i]
+			dead = dead || v.Own == r.Own && v.Role == statemachine.Destination && ep.engine == e.id && ep.inc == e.inc && ep.number == v.Epoch && !ep.alive
+		}
+	}
+	return dead
 }
 
 // agree holds that a pair does not end Success at the destination and Failed, with certainty, at the source.

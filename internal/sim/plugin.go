@@ -269,7 +269,7 @@ func (w *world) pluginAnswers(a *answered) {
 			}
 		}
 	}
-	w.step(w.engines[ep.engine], a.event)
+	w.tell(ep, a.event)
 }
 
 // submit takes an op.
@@ -318,7 +318,6 @@ func (w *world) opStep(at int32) {
 		return
 	}
 	ep := &w.epochs[o.epoch]
-	e := w.engines[ep.engine]
 	to := w.engines[o.peer]
 	again := func(d int64) { w.after(d, opStep, at, 0, 0) }
 	if ep.alive && ep.frozen > 0 {
@@ -352,8 +351,8 @@ func (w *world) opStep(at int32) {
 			return
 		}
 		w.land(o)
-		if o.state == opRuns && e.up {
-			w.step(e, core.Event{Kind: core.OpProgress, Op: o.id, Bytes: o.bytes * int64(o.landed) / int64(len(o.to))})
+		if o.state == opRuns {
+			w.tell(ep, core.Event{Kind: core.OpProgress, Op: o.id, Bytes: o.bytes * int64(o.landed) / int64(len(o.to))})
 			o = &w.ops[at]
 		}
 		d := o.step
@@ -426,7 +425,14 @@ func (w *world) endOp(at int32, end core.EndKind, why statemachine.Reason, quiet
 	if w.story != nil {
 		w.say("%s op %d ends: %s, quiet=%v", e.name(), at, []string{"", "done", "failed", "skipped", "aborted"}[end], quiet)
 	}
-	w.step(e, ev)
+	w.tell(&w.epochs[o.epoch], ev)
+}
+
+// tell is an event of a plugin to the incarnation that started it: an orphan speaks to nobody.
+func (w *world) tell(ep *epoch, ev core.Event) {
+	if e := w.engines[ep.engine]; e.inc == ep.inc {
+		w.step(e, ev)
+	}
 }
 
 func (w *world) quiesce(at int32) {
@@ -434,7 +440,7 @@ func (w *world) quiesce(at int32) {
 	o.state = opQuiet
 	e := w.engines[w.epochs[o.epoch].engine]
 	w.say("%s op %d is quiet", e.name(), at)
-	w.step(e, core.Event{Kind: core.OpQuiesced, Op: o.id})
+	w.tell(&w.epochs[o.epoch], core.Event{Kind: core.OpQuiesced, Op: o.id})
 }
 
 // opAborted: the plugin has read an abort.
