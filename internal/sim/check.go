@@ -38,7 +38,10 @@ func (w *world) recorded(e *engine, r *core.Record) {
 			w.agree(r.Pair, r.Own)
 		}
 	case statemachine.PluginLost:
-		if !w.held[r.Own] && (r.Pair.IsZero() || !w.held[r.Pair]) && !w.registeredDead(e, r) {
+		if !w.held[r.Own] {
+			w.held[r.Own] = w.registeredDead(e, r)
+		}
+		if !w.held[r.Own] && (r.Pair.IsZero() || !w.held[r.Pair]) {
 			w.violate(Blast, "%s: %s ends plugin_lost, but no plugin that died held it", e.name(), w.openerText(r.Own))
 		}
 		fallthrough
