@@ -59,7 +59,6 @@ type life struct {
 	reason statemachine.Reason
 	since  int64
 	ended  int64
-	rests  bool // quarantined, at some time
 }
 
 // request opens the lives of a request at a time.
