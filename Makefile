@@ -38,9 +38,9 @@ demo: build $(if $(filter etcd,$(PEERS)),etcdtest) ## move real KV cache between
 
 .PHONY: test
 test: build vet staticcheck venv ## vet, static check, all tests under the race detector, the Python packages
-	GORACE=atexit_sleep_ms=0 $(GO) test -race -timeout 15m -skip '^(TestConformance|TestMutants|TestSound)$$' $$($(GO) list ./... | grep -v -e /core/explore -e /internal/sim)
+	GORACE=atexit_sleep_ms=0 $(GO) test -race -timeout 15m -skip '^(TestConformance|TestMutants|TestSound|TestThreads|TestDescriptors)$$' $$($(GO) list ./... | grep -v -e /core/explore -e /internal/sim)
 	$(GO) test -timeout 15m ./core/explore ./internal/sim # no goroutines and millions of states: not under the race detector
-	$(GO) test -timeout 15m -run '^(TestConformance|TestMutants|TestSound)$$' ./plugins/... # thousands of conversations: likewise
+	$(GO) test -timeout 15m -run '^(TestConformance|TestMutants|TestSound|TestThreads|TestDescriptors)$$' ./plugins/... # thousands of conversations, and the memory of plugins is judged: likewise
 	$(PYTHON) -W error::ResourceWarning -m unittest discover -s clients/python/tests
 	scripts/e2e.sh
 

@@ -137,7 +137,7 @@ func holdRooms(ctx context.Context, n int) (r millionReport, err error) {
 		b.m.Next()
 	}
 	r.NextNS = float64(threadTime()-start) / loops
-	for range millionSweeps {
+	for len(r.SweepNS) < millionSweeps {
 		due := b.m.Next()
 		b.now = due - 1
 		b.step(core.Event{Kind: core.PeerHeard})
@@ -145,8 +145,12 @@ func holdRooms(ctx context.Context, n int) (r millionReport, err error) {
 		b.now = due
 		start := threadTime()
 		b.step(core.Event{Kind: core.PeerHeard})
-		r.SweepNS = append(r.SweepNS, float64(threadTime()-start))
-		if ended := before - b.m.Counts().Live; ended != millionExpire || len(b.out.Frames) != millionExpire || len(b.out.Words) != millionExpire {
+		took, ended := float64(threadTime()-start), before-b.m.Counts().Live
+		if ended == 0 {
+			continue // the peer's silence was due to be judged, no clock of a room
+		}
+		r.SweepNS = append(r.SweepNS, took)
+		if ended != millionExpire || len(b.out.Frames) != millionExpire || len(b.out.Words) != millionExpire {
 			return r, fmt.Errorf("a sweep ended %d rooms, with %d frames and %d words, want %d", ended, len(b.out.Frames), len(b.out.Words), millionExpire)
 		}
 	}
