@@ -176,6 +176,9 @@ func (f *fault) explains(reason string) bool {
 	return false // the others end nothing
 }
 
+// readLate is how long after a strike a worker may note an answer that was given before it.
+const readLate = int64(100 * time.Millisecond)
+
 // unexplained lists the attempts that failed, not by an abort of a worker or the router, for a reason that no
 // fault which struck while they were open explains.
 func unexplained(p *Plan, sides [2]*side, router *router, faults []*fault) []string {
@@ -191,7 +194,7 @@ func unexplained(p *Plan, sides [2]*side, router *router, faults []*fault) []str
 			for _, f := range faults {
 				for k, s := range sides {
 					line := s.rooms[id]
-					open := line.Opened > 0 && line.Opened <= f.over && line.Ended >= f.struck
+					open := line.Opened > 0 && line.Opened <= f.over+readLate && line.Ended >= f.struck
 					open = open || s.died[id] && f.kind == faultWorker && f.target == k
 					ok = ok || f.struck > 0 && open && (f.explains(dst.Reason) || sides[0].died[id] && dst.aborted())
 				}

@@ -137,7 +137,8 @@ func TestFailureThatNoFaultExplains(t *testing.T) {
 		{row: reported{dst: fail(reasonPluginLost, 90, 110)}, explained: true},
 		{row: reported{dst: fail(reasonPluginLost, 150, 160)}, explained: true},
 		{row: reported{dst: fail(reasonPluginLost, 10, 90)}},
-		{row: reported{dst: fail(reasonPluginLost, 210, 220)}},
+		{row: reported{dst: fail(reasonPluginLost, 210, 220)}, explained: true}, // its open was answered before, and read after
+		{row: reported{dst: fail(reasonPluginLost, 310, 320)}},
 		{row: reported{dst: fail("stalled", 90, 110)}},
 		{row: reported{dst: fail(reasonWorkerLost, 90, 110)}},
 		{row: reported{dst: fail(reasonWorkerLost, 310, 320)}, explained: true},

@@ -260,10 +260,12 @@ func TestStorm(t *testing.T) {
 	s, w := share(t, 2), share(t, 1)
 	s.admit = time.Millisecond
 	_ = s.Accept(writerPeer(7))
-	r, err := w.Dial(target(s))
-	if err != nil {
-		t.Fatal(err)
-	}
+	var r *Remote
+	eventually(t, "a Hello within a millisecond", func() (ok bool) {
+		var err error
+		r, err = w.Dial(target(s))
+		return err == nil
+	})
 	const regions = 40
 	var all sync.WaitGroup
 	regs := make([]*sdk.Region, regions)
