@@ -245,7 +245,8 @@ func (w *world) answer(e *engine, ev core.Event, p *core.PluginEffect) {
 	w.after(e.dice.spread(10*time.Microsecond, 10*time.Millisecond), answer, int32(len(w.answers)-1), 0, 0)
 }
 
-func (w *world) pluginAnswers(a *answered) {
+func (w *world) pluginAnswers(at int32) {
+	a := &w.answers[at]
 	ep := &w.epochs[a.epoch]
 	if !ep.alive {
 		return
@@ -325,12 +326,10 @@ func (w *world) opStep(at int32) {
 		return
 	}
 	if !w.reaches(ep.engine, o.peer) {
-		if o.landed++; o.dice.one(200) && o.state == opRuns { // in the end the connection gives up
-			o.landed--
+		if o.dice.one(200) && o.state == opRuns { // in the end the connection gives up
 			w.endOp(at, core.EndFailed, statemachine.TransferFailed, true)
 			return
 		}
-		o.landed--
 		again(int64(100 * time.Millisecond))
 		return
 	}

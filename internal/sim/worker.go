@@ -57,8 +57,6 @@ type life struct {
 	status statemachine.KVPoll
 	res    statemachine.Residency
 	reason statemachine.Reason
-	since  int64
-	ended  int64
 }
 
 // request opens the lives of a request at a time.
@@ -118,7 +116,7 @@ func (w *world) openLife(at int32) {
 		w.settle(at, refused)
 		return
 	}
-	l.gen, l.mem, l.slot, l.stage, l.inc, l.since = p.gen, p.mem, slot, asking, w.engines[p.engine].inc, w.now
+	l.gen, l.mem, l.slot, l.stage, l.inc = p.gen, p.mem, slot, asking, w.engines[p.engine].inc
 	p.slot[slot] = at + 1
 	ev := core.Event{Kind: core.Open, Room: r.room, Att: uint64(l.try), Slot: slot, Deadline: r.deadline, Priority: int32(r.room % 3)}
 	if l.role == statemachine.Destination {
@@ -268,7 +266,6 @@ func (w *world) word(e *engine, o *core.WordEffect) {
 		l.own = o.Opener
 	}
 	if first {
-		l.ended = w.now
 		if o.Status == statemachine.Succeeded && l.role == statemachine.Destination {
 			w.content(at)
 		}
@@ -420,7 +417,7 @@ func (w *world) leaveEngine(p *worker, leases int64) {
 		switch l.stage {
 		case asking, opened, paged, freeing:
 			if !l.worded || !l.status.Terminal() {
-				l.worded, l.status, l.reason, l.ended = true, statemachine.Failed, statemachine.EngineLost, w.now
+				l.worded, l.status, l.reason = true, statemachine.Failed, statemachine.EngineLost
 			}
 			l.stage = inLimbo
 		}

@@ -250,7 +250,7 @@ func (w *world) dispatch(d *due) {
 	case opAbort:
 		w.opAborted(d.a)
 	case answer:
-		w.pluginAnswers(&w.answers[d.a])
+		w.pluginAnswers(d.a)
 	case open:
 		w.openLife(d.a)
 	case act:
