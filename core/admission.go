@@ -29,7 +29,7 @@ func (m *Machine) fits(r *room) (all, workers bool) {
 	workers = true
 	m.eachSession(r, func(s *session, k *rank) {
 		sum.pages, sum.bytes = sum.pages+k.need.pages, sum.bytes+k.need.bytes
-		workers = workers && k.need.fits(s.held, l.SessionPages, l.SessionBytes)
+		workers = workers && k.need.fits(s.held, l.SessionPages, l.SessionBytes) && !m.over(s)
 	})
 	return sum.fits(m.held, l.RoomPages, l.RoomBytes), workers
 }
@@ -98,7 +98,9 @@ func (m *Machine) admit() {
 		if paged {
 			all, workers = m.fits(r)
 		}
-		m.eachSession(r, func(s *session, _ *rank) { workers = workers && s.live-s.queued < m.cfg.Limits.RoomsPerSession })
+		m.eachSession(r, func(s *session, _ *rank) {
+			workers = workers && s.live-s.queued < m.cfg.Limits.RoomsPerSession && !(r.sm.Role == statemachine.Destination && m.over(s))
+		})
 		if !all {
 			break
 		}

@@ -23,6 +23,7 @@ const (
 	clkVerdict
 	clkDrain
 	clkTombstone
+	clkQuarantine   // rung 4; not armed when it is 0
 	clkBootstrapSrc // the source's run 10 % longer than the judge's
 	clkInputSrc
 	clkStallSrc
@@ -47,7 +48,7 @@ const (
 )
 
 var clockNames = [clkTransfer]string{
-	"none", "queue", "bootstrap", "peer_queued", "register", "input", "stall", "verdict", "drain", "tombstone",
+	"none", "queue", "bootstrap", "peer_queued", "register", "input", "stall", "verdict", "drain", "tombstone", "quarantine",
 	"bootstrap", "input", "stall",
 }
 
@@ -114,7 +115,7 @@ func (k *clocks) first(c class) class {
 	return numClasses
 }
 
-func newClocks(c *Clocks) clocks {
+func newClocks(c *Clocks, q *Quarantine) clocks {
 	k := clocks{length: new([numClasses]int64)}
 	longer := func(d time.Duration) int64 { return int64(d) + int64(d)/10 }
 	k.length[clkQueue] = int64(c.Queue)
@@ -129,6 +130,7 @@ func newClocks(c *Clocks) clocks {
 	k.length[clkVerdict] = int64(c.Verdict)
 	k.length[clkDrain] = int64(c.Drain)
 	k.length[clkTombstone] = int64(c.Tombstone)
+	k.length[clkQuarantine] = int64(q.Age)
 	for i := class(0); i < logs; i++ {
 		d := time.Duration(1<<i) * time.Second
 		k.length[clkTransfer+i], k.length[clkTransferSrc+i] = int64(d), longer(d)
@@ -220,6 +222,12 @@ func (m *Machine) Next() int64 {
 	if len(m.holdQueue) > 0 {
 		next = sooner(next, m.holdQueue[0].due)
 	}
+	for i := range m.retirees {
+		if r := &m.retirees[i]; !r.killed {
+			next = sooner(next, r.due)
+		}
+	}
+	next = sooner(next, m.weighAt)
 	for c := m.clocks.first(0); c < numClasses; c = m.clocks.first(c + 1) {
 		next = sooner(next, m.timer(m.clocks.queue[c].head).due)
 	}
@@ -251,6 +259,8 @@ func (m *Machine) fired(idx int32, c class) {
 		m.evict(idx)
 	case clkDrain:
 		m.step(idx, statemachine.Event{Kind: statemachine.OnDrainClock})
+	case clkQuarantine:
+		m.rooms.at(idx).aged, m.weigh = true, true
 	case clkStall, clkStallSrc:
 		// Stalled is a peer towards which nothing moves. An op that waits in the plugin behind others that
 		// do move is not; if it is lost, the plugin's Stats or the transfer clock tell.
@@ -309,6 +319,8 @@ func (m *Machine) setClocks(idx int32, r *room) {
 				r.rungArmed = r.sm.Rung
 				m.arm(idx, r, slotPhase, clkDrain)
 			}
+		case r.sm.Rung == statemachine.Quarantine && !r.aged && m.cfg.Quarantine.Age > 0:
+			m.keep(idx, r, slotPhase, clkQuarantine)
 		case m.forgettable(r):
 			m.keep(idx, r, slotPhase, clkTombstone)
 			m.bury(idx, r)

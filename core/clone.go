@@ -26,6 +26,6 @@ func (m *Machine) Clone() *Machine {
 		}
 	}
 	c.groups = maps.Clone(m.groups) // a group is replaced, never changed
-	c.plugins = slices.Clone(m.plugins)
+	c.plugins, c.retirees, c.lost = slices.Clone(m.plugins), slices.Clone(m.retirees), slices.Clone(m.lost)
 	return &c
 }

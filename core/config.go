@@ -21,6 +21,7 @@ type Clocks struct {
 	PeerSuspect time.Duration // peer silent: no new rooms
 	PeerDead    time.Duration // peer silent: its rooms end
 	Tombstone   time.Duration // an ended, released record is remembered
+	Retire      time.Duration // least time for what a plugin epoch has when a newer one takes over; the longest transfer clock in it, if longer
 	FloorRate   int64         // bytes/s below which a transfer is too slow
 }
 
@@ -30,7 +31,7 @@ func DefaultClocks() Clocks {
 		Queue: 300 * time.Second, Bootstrap: 300 * time.Second, PeerQueued: 300 * time.Second,
 		Register: 300 * time.Second, Input: 300 * time.Second, Stall: 15 * time.Second,
 		TransferMin: 120 * time.Second, Verdict: 15 * time.Second, Drain: 5 * time.Second,
-		PeerSuspect: 2 * time.Second, PeerDead: 10 * time.Second, Tombstone: 600 * time.Second,
+		PeerSuspect: 2 * time.Second, PeerDead: 10 * time.Second, Tombstone: 600 * time.Second, Retire: 300 * time.Second,
 		FloorRate: 50e6,
 	}
 }
@@ -65,7 +66,8 @@ type Config struct {
 	Incarnation uint64 // of this engine; never zero, never reused
 	Clocks      Clocks
 	Limits      Limits
-	Policy      Policy // order of submissions; nil: NewSRF with its defaults
+	Quarantine  Quarantine // zero: the core never asks for a replacement by itself
+	Policy      Policy     // order of submissions; nil: NewSRF with its defaults
 }
 
 func (c *Config) check() error {
@@ -81,6 +83,7 @@ func (c *Config) check() error {
 		{"queue", k.Queue}, {"bootstrap", k.Bootstrap}, {"peer_queued", k.PeerQueued}, {"register", k.Register},
 		{"input", k.Input}, {"stall", k.Stall}, {"transfer_min", k.TransferMin}, {"verdict", k.Verdict},
 		{"drain", k.Drain}, {"peer_suspect", k.PeerSuspect}, {"peer_dead", k.PeerDead}, {"tombstone", k.Tombstone},
+		{"retire", k.Retire},
 	} {
 		if d.v <= 0 {
 			errs = append(errs, fmt.Errorf("clock %s is %v: every clock is finite and larger than zero", d.name, d.v))
@@ -88,6 +91,9 @@ func (c *Config) check() error {
 	}
 	if k.FloorRate <= 0 {
 		errs = append(errs, errors.New("floor rate must be larger than zero bytes a second"))
+	}
+	if q := &c.Quarantine; q.Percent < 0 || q.Percent > 100 || q.Age < 0 {
+		errs = append(errs, fmt.Errorf("quarantine is %d %% and %v: want 0 to 100 and no negative age", q.Percent, q.Age))
 	}
 	l := &c.Limits
 	for _, d := range []struct {

@@ -122,6 +122,12 @@ const (
 	PluginGrant
 	PluginRevoke
 	PluginFencePeer
+	// PluginReplace: too many pages rest with Epoch of Backend. The host starts the next epoch beside it and
+	// answers PluginUp of that, or PluginKept. If the epoch ends meanwhile no answer is needed.
+	PluginReplace
+	// PluginEnd: nothing uses Epoch of Backend any more, or for too long, and a newer one serves. The host
+	// ends it; PluginLost and, with the proof, PluginFenced follow.
+	PluginEnd
 )
 
 // PluginEffect is a request to a plugin epoch. If that epoch is gone the host drops it: PluginLost
@@ -181,6 +187,7 @@ const (
 	RecOpEnd    // End, Reason
 	RecDropped  // a late or impossible message changed nothing
 	RecReleased // the worker took the pages back
+	RecRung     // the pages moved to Rung of the fencing ladder; NoRung: off it, to Residency
 )
 
 // Record is one line of a room's history.
@@ -189,6 +196,7 @@ type Record struct {
 	Role      statemachine.Role
 	State     statemachine.State
 	Residency statemachine.Residency
+	Rung      statemachine.Rung
 	Reason    statemachine.Reason
 	Frame     FrameKind
 	End       EndKind

@@ -72,7 +72,9 @@ const (
 
 // Events of plugins. Backend and Epoch name the plugin process.
 const (
-	// PluginUp: epoch Epoch of Backend is ready. ReceiverChecked, MaxOpBytes.
+	// PluginUp: epoch Epoch of Backend is ready. ReceiverChecked, MaxOpBytes. If an older one is up it
+	// retires: it gets nothing new, and PluginEnd asks for its end when what it has is over, or after
+	// Clocks.Retire. So a host that starts an epoch beside another, to upgrade it, has nothing else to say.
 	PluginUp EventKind = iota + 64
 	// PluginLost: that epoch ended (exit, stream end, beats). Its ops without an end are lost (R6).
 	PluginLost
@@ -94,6 +96,9 @@ const (
 	Revoked
 	// Fenced: Grant (the id given in FencePeer), Quiet (false: unknown).
 	Fenced
+	// PluginKept: PluginReplace of Epoch of Backend failed, Detail says why; the epoch serves on and is not
+	// replaced before a minute is over.
+	PluginKept
 )
 
 // Events of the engine.

@@ -118,7 +118,7 @@ func (f *feed) frame() Frame {
 // fuzzKinds are the events; those that bring a room forward are there more often.
 var fuzzKinds = append([]EventKind{
 	SessionUp, PoolUp, SessionDown, PeerHello, PeerDown, PeerHeard, PeerGone, PeerGroup, PeerPool, PeerDraining, PeerLost, PeerBadFrame, PluginUp, PluginLost,
-	PluginFenced, PluginDown, OpAccepted, GrantFailed, Revoked, Fenced, Tick, DrainBegin, DrainEnd, AdminAbort, 0, 255,
+	PluginFenced, PluginDown, PluginKept, OpAccepted, GrantFailed, Revoked, Fenced, Tick, DrainBegin, DrainEnd, AdminAbort, 0, 255,
 }, slices.Concat(
 	slices.Repeat([]EventKind{PeerFrame}, 60), slices.Repeat([]EventKind{Open, Register, Send}, 16), slices.Repeat([]EventKind{OpEnd}, 16),
 	slices.Repeat([]EventKind{Release, Abort, OpProgress, OpQuiesced, Granted, PeerHello, PluginUp, SessionUp, PoolUp}, 4),

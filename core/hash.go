@@ -42,7 +42,18 @@ func (m *Machine) Hash() uint64 {
 	for i := range m.plugins {
 		p := &m.plugins[i]
 		e := hash(7)
-		e.put(m.hashName(p.backend), uint64(p.epoch), flags(p.up, p.down, p.receiverChecked), uint64(p.maxOp))
+		e.put(m.hashName(p.backend), uint64(p.epoch), flags(p.up, p.down, p.receiverChecked, p.asked, p.retryAt > m.now), uint64(p.maxOp))
+		sum += e.end()
+	}
+	for i := range m.retirees {
+		p := &m.retirees[i]
+		e := hash(11)
+		e.put(m.hashName(p.backend), uint64(p.epoch), uint64(p.users), flags(p.killed))
+		sum += e.end()
+	}
+	for _, l := range m.lost {
+		e := hash(12)
+		e.put(m.hashName(l.backend), uint64(l.epoch))
 		sum += e.end()
 	}
 	h.put(sum)
@@ -68,7 +79,7 @@ func (m *Machine) hashRoom(r *room) uint64 {
 	h.put(uint64(r.id), s.Own.Inc, s.Own.Seq, s.Pair.Inc, s.Pair.Seq, s.Att,
 		uint64(s.Role)|uint64(s.State)<<8|uint64(outcome(s.Reason))<<16|uint64(s.Pages)<<24|uint64(s.Rung)<<32|uint64(r.grant)<<40|uint64(r.rungArmed)<<48,
 		flags(s.Admitted, s.Started, s.Armed, s.RankQuiet, s.SourceEnded, s.DrainedSent,
-			r.peerQueued, r.outstanding, r.havePages, r.wantPages, r.confirmOwed, r.told, r.untold, r.parked, r.pinned, r.counted, r.buried),
+			r.peerQueued, r.outstanding, r.havePages, r.wantPages, r.confirmOwed, r.told, r.untold, r.parked, r.pinned, r.counted, r.buried, r.aged),
 		pack(s.Ops.Open, s.Ops.Linger), pack(s.Ops.Dead, s.Ops.Lost))
 	h.put(m.hashName(r.group), m.hashName(r.peerGroup), m.hashName(r.backend), pack(int32(r.peer), int32(r.epoch)), pack(r.priority, int32(r.size)),
 		pack(int32(r.joined), int32(r.paged)), uint64(r.clockLog2)<<8|uint64(r.deadline), uint64(r.total), uint64(r.held), uint64(r.moved), uint64(r.flight))

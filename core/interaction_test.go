@@ -187,6 +187,11 @@ func configure(c *call, cfg *coretest.Config) {
 	if c.has("verdict") {
 		k.Verdict = c.duration("verdict")
 	}
+	if c.has("retire") {
+		k.Retire = c.duration("retire")
+	}
+	q := &cfg.Core.Quarantine
+	q.Percent, q.Age = int32(c.num("quarantine", 0)), c.duration("quarantine-age")
 	cfg.Ranks = int32(c.num("ranks", 1))
 	cfg.Pages = int32(c.num("pages", 64))
 	cfg.PageBytes = c.num("page-bytes", 1024)
@@ -271,7 +276,33 @@ var handlers = map[string]func(*call){
 		c.env.Step(c.side, core.Event{Kind: core.OpEnd, Op: c.op().Op, End: core.EndDone, Quiet: true})
 	},
 	"op-quiesced": func(c *call) { c.expect(c.env.Quiesce(c.side, int(c.num("op", 1))), "the op does not linger") },
-	"plugin-dies": func(c *call) { c.env.KillPlugin(c.side) },
+	"plugin-dies": func(c *call) {
+		c.expect(c.env.KillEpoch(c.side, uint32(c.num("epoch", int64(c.side.Epoch)))), "that epoch is not up")
+	},
+	// The host ends the epoch that the core wants ended.
+	"plugin-ends": func(c *call) {
+		if len(c.side.Ending) == 0 {
+			c.expect(false, "no epoch is to be ended")
+			return
+		}
+		c.env.KillEpoch(c.side, c.side.Ending[0])
+	},
+	"plugin-kept": func(c *call) { c.expect(c.env.KeepPlugin(c.side), "no epoch is to be replaced") },
+	"epochs": func(c *call) {
+		names := []string{"", "serves", "retires", "ends", "lost"}
+		for _, v := range c.side.M.Epochs() {
+			fmt.Fprintf(c.out, "epoch %d %s, %d rooms, %d ops\n", v.Epoch, names[v.State], v.Rooms, v.Ops)
+		}
+	},
+	"rungs": func(c *call) {
+		st := c.side.M.Stats()
+		for i, r := range st.Rungs {
+			if r != (core.RungStats{}) {
+				fmt.Fprintf(c.out, "rung %d: entered %d, left %d, %s\n", i, r.Entered, r.Left, r.Time)
+			}
+		}
+		fmt.Fprintf(c.out, "replaces %d, retires %d, cut %d\n", st.Replaces, st.Retires, st.RetiresCut)
+	},
 	"plugin-fenced": func(c *call) {
 		c.expect(c.env.FencePlugin(c.side), "no epoch has ended")
 	},

@@ -46,7 +46,9 @@ type Machine struct {
 	peers        []peer
 	groups       map[groupPair]*group
 	remotePools  map[remotePool]pool
-	plugins      []plugin
+	plugins      []plugin         // by backend, its newest epoch
+	retirees     []retiree        // older epochs that are up
+	lost         []lostEpoch      // epochs that ended, until they are fenced
 	asked        statemachine.Out // of the transition that is being carried out
 	scratch      []layout.Run
 	seen         []bool
@@ -65,6 +67,8 @@ type Machine struct {
 	registering int32  // the record whose Register is being handled, else nil32
 	peerless    graves // tombstones of no peer
 	judgeAt     int64  // no peer changes by time alone before
+	weighAt     int64  // when quarantined pages are weighed against their budget next, whatever happens; 0: not by time
+	weigh       bool   // the same at the end of this step
 	unproven    uint64 // sequence up to which a forgotten source may have lost ops with their writer
 }
 
@@ -101,7 +105,7 @@ func New(cfg Config) (*Machine, error) {
 	}
 	cfg.Policy = nil
 	return &Machine{
-		cfg: cfg, policy: p, clocks: newClocks(&cfg.Clocks),
+		cfg: cfg, policy: p, clocks: newClocks(&cfg.Clocks, &cfg.Quarantine),
 		heads: newIndex(), marks: map[markKey]mark{}, placeholders: map[int64]placeholder{},
 		sessionIDs: map[SessionID]int32{}, peerless: graves{fifo: emptyFIFO},
 		groups: map[groupPair]*group{}, remotePools: map[remotePool]pool{},
@@ -129,6 +133,7 @@ func (m *Machine) flush(out *Effects) {
 	m.expireHolds()
 	m.admit()
 	m.schedule()
+	m.retire()
 	if m.draining && !m.drained && m.live == 0 && m.Unreleased() == 0 {
 		m.drained, out.Drained = true, true
 	}
@@ -204,6 +209,8 @@ func (m *Machine) event(e *Event) {
 		m.pluginLost(e)
 	case PluginFenced:
 		m.pluginFenced(e)
+	case PluginKept:
+		m.pluginKept(e)
 	case PluginDown:
 		m.pluginDown(e)
 	case OpAccepted:
@@ -357,7 +364,7 @@ func (m *Machine) end(idx int32, why statemachine.Reason, detail string) {
 // step runs the transition function on a record and carries out what it asks for.
 func (m *Machine) step(idx int32, e statemachine.Event) {
 	r := m.rooms.at(idx)
-	was := standing{r.sm.State, r.sm.Admitted}
+	was := standingOf(r)
 	o := m.emptyOut()
 	r.sm.Step(&e, o)
 	m.settle(idx, r, was, o)
@@ -374,7 +381,10 @@ func (m *Machine) emptyOut() *statemachine.Out {
 type standing struct {
 	state    statemachine.State
 	admitted bool
+	rung     statemachine.Rung
 }
+
+func standingOf(r *room) standing { return standing{r.sm.State, r.sm.Admitted, r.sm.Rung} }
 
 func (m *Machine) settle(idx int32, r *room, was standing, o *statemachine.Out) {
 	if was.state.Live() && !was.admitted && (r.sm.Admitted || !r.sm.State.Live()) {
@@ -388,6 +398,9 @@ func (m *Machine) settle(idx int32, r *room, was standing, o *statemachine.Out) 
 		if r.sm.State == statemachine.Ended {
 			m.ended(r)
 		}
+	}
+	if r.sm.Rung != was.rung {
+		m.climbed(r, was.rung)
 	}
 	if o.Do != 0 {
 		m.act(idx, r, o)
@@ -423,6 +436,9 @@ func (m *Machine) act(idx int32, r *room, o *statemachine.Out) {
 	if o.Do&statemachine.DoRevoke != 0 && r.grant != noGrant {
 		p := m.plugin(PluginRevoke, r.backend, r.epoch)
 		p.Room, p.D, p.Grant = r.id, r.sm.Own, grantID(idx, r)
+		if r.sm.Rung != statemachine.NoRung {
+			m.stats.Rungs[RungReceiver].Entered++
+		}
 	}
 	if o.Do&statemachine.DoFence != 0 && r.backend != nil32 {
 		p := m.plugin(PluginFencePeer, r.backend, r.epoch)
@@ -440,6 +456,9 @@ func (m *Machine) ended(r *room) {
 	m.stats.Verdicts[r.sm.Role][r.sm.Reason]++
 	if r.sm.Role == statemachine.Source && r.sm.Armed {
 		m.stats.InflightLeft++
+	}
+	if r.sm.Role == statemachine.Destination && r.backend != nil32 {
+		m.unuse(r.backend, r.epoch)
 	}
 	if r.aux != nil32 {
 		a := m.auxes.at(r.aux).data

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"slices"
 	"time"
 
 	"github.com/terminus-kv/terminus/core/statemachine"
@@ -270,6 +271,9 @@ func (m *Machine) leaveWindow(o *op) {
 // freeOp unlinks an op that is quiet.
 func (m *Machine) freeOp(o int32) {
 	r := m.rooms.at(m.ops.at(o).room)
+	if oo := m.ops.at(o); oo.state != opDead {
+		m.unuse(oo.backend, oo.epoch)
+	}
 	if r.ops == o {
 		r.ops = m.ops.at(o).next
 	} else {
@@ -326,10 +330,18 @@ func (m *Machine) addBackend(id int32) *plugin {
 	return &m.plugins[len(m.plugins)-1]
 }
 
-// pluginUp: a new epoch serves. Rooms that waited for one go on.
+// pluginUp: a new epoch serves. Rooms that waited for one go on. An older one that is up retires.
 func (m *Machine) pluginUp(e *Event) {
 	b := m.intern(e.Backend)
-	*m.addBackend(b) = plugin{backend: b, epoch: e.Epoch, up: true, receiverChecked: e.ReceiverChecked, maxOp: e.MaxOpBytes}
+	old := m.addBackend(b)
+	if e.Epoch < old.epoch {
+		m.stats.Dropped++
+		return
+	}
+	if old.up && e.Epoch > old.epoch {
+		m.supersede(old)
+	}
+	*old = plugin{backend: b, epoch: e.Epoch, up: true, receiverChecked: e.ReceiverChecked, maxOp: e.MaxOpBytes}
 	m.unpark()
 	m.eachRoom(func(idx int32) {
 		if r := m.rooms.at(idx); r.sm.State == statemachine.Registered && r.backend == nil32 {
@@ -342,8 +354,9 @@ func (m *Machine) pluginUp(e *Event) {
 // are registered with it or bound to it end (R6).
 func (m *Machine) pluginLost(e *Event) {
 	b := m.intern(e.Backend)
-	if pl := m.backend(b); pl != nil && pl.epoch == e.Epoch {
-		pl.up = false
+	if !m.epochLost(b, e.Epoch) {
+		m.stats.Dropped++
+		return
 	}
 	m.stats.PluginsLost++
 	for o := range int32(m.ops.len()) {
@@ -381,6 +394,12 @@ func (m *Machine) pluginLost(e *Event) {
 			m.step(idx, statemachine.Event{Kind: statemachine.OnPluginLost, Reason: statemachine.PluginLost})
 		}
 	})
+	m.eachRecord(func(_ int32, r *room) {
+		if r.sm.Rung != statemachine.NoRung && r.backend == b && r.epoch == e.Epoch {
+			m.stats.Rungs[RungRetire].Entered++
+			m.record(r, RecRung).Rung = RungRetire
+		}
+	})
 }
 
 // pluginFenced: that epoch is provably gone. Its ops are quiet here, its registered pages are fenced.
@@ -405,6 +424,8 @@ func (m *Machine) pluginFenced(e *Event) {
 			m.step(idx, statemachine.Event{Kind: statemachine.OnPluginFenced})
 		}
 	})
+	m.weigh = true
+	m.lost = slices.DeleteFunc(m.lost, func(l lostEpoch) bool { return l.backend == b && l.epoch == e.Epoch })
 }
 
 // pluginDown: the backend will not come back by itself. Rooms that wait for it end.
@@ -446,8 +467,11 @@ func (m *Machine) grantEvent(e *Event, kind statemachine.Kind) {
 		m.stats.Dropped++
 		return
 	}
-	if kind == statemachine.OnRevoked {
-		m.rooms.at(idx).grant = noGrant
+	if r := m.rooms.at(idx); kind == statemachine.OnRevoked {
+		r.grant = noGrant
+		if r.sm.Rung != statemachine.NoRung && e.Quiet {
+			m.leftRung(RungReceiver, r.since)
+		}
 	}
 	m.step(idx, statemachine.Event{Kind: kind, Quiet: e.Quiet})
 }

@@ -366,7 +366,7 @@ func (m *Machine) toSource(from PeerID, f *Frame, e *statemachine.Event) {
 
 // stepFrame is step for a frame: what the transition asks to remember comes from the frame.
 func (m *Machine) stepFrame(idx int32, r *room, from PeerID, f *Frame, e *statemachine.Event) {
-	was := standing{r.sm.State, r.sm.Admitted}
+	was := standingOf(r)
 	o := m.emptyOut()
 	r.sm.Step(e, o)
 	if was.state.Live() && r.sm.State == statemachine.Ended && (f.Kind == FrameVerdict || f.Kind == FrameAbort) && r.detail == nil32 && r.sm.ByPeer {

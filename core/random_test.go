@@ -125,10 +125,23 @@ func (w *walk) choices(rooms int) (all, forth []string) {
 				c = append(c, fmt.Sprintf("release %s slot=%d rank=%d", n, k.Slot, k.Rank))
 			}
 		}
+		switch {
+		case !g.PluginUp:
+			add(6, "plugin-starts %s", n)
+		case g.Replacing != 0:
+			add(6, "plugin-starts %s", n)
+			add(1, "plugin-kept %s", n)
+		case len(g.Old) == 0:
+			add(1, "plugin-starts %s", n) // beside the one that is up
+		}
 		if g.PluginUp {
 			add(1, "plugin-dies %s", n)
-		} else {
-			add(6, "plugin-starts %s", n)
+		}
+		for _, epoch := range g.Old {
+			add(1, "plugin-dies %s epoch=%d", n, epoch)
+		}
+		if len(g.Ending) > 0 {
+			add(4, "plugin-ends %s", n)
 		}
 		add(2, "plugin-fenced %s", n)
 		if g.Inc%10 < 4 {
@@ -228,6 +241,13 @@ func (w *walk) finish() {
 			}
 			return true
 		})
+		for len(g.Old) > 0 && w.err == nil {
+			if !slices.Contains(g.Ending, g.Old[0]) {
+				w.fail("retire: %s: epoch %d is not ended, though its time is over", g.Name, g.Old[0])
+			}
+			w.do("plugin-ends %s", g.Name)
+			w.do("plugin-fenced %s", g.Name)
+		}
 		if g.PluginUp {
 			w.do("plugin-dies %s", g.Name) // rung 5 of docs/protocol.md
 		}
@@ -250,6 +270,7 @@ func (w *walk) finish() {
 
 var configs = []string{
 	"config plain", "config manual", "config", "config plain ranks=2", "config manual peer-ops=1 op-bytes=1024", "config plain marks=1 tombstones=1 rooms=1", "config manual room-bytes=3000 admit-queue=1",
+	"config manual quarantine=1", "config plain quarantine=1 quarantine-age=30s retire=1s",
 }
 
 // TestRandom walks at random and checks every rule after every step (coretest.Env.Check), then lets

@@ -1,6 +1,10 @@
 package core
 
-import "github.com/terminus-kv/terminus/core/statemachine"
+import (
+	"time"
+
+	"github.com/terminus-kv/terminus/core/statemachine"
+)
 
 // Stats are counters since the start; they only grow.
 type Stats struct {
@@ -19,6 +23,16 @@ type Stats struct {
 	InflightEntered uint64 // source rooms that handed over their first page
 	InflightLeft    uint64 // of those, ended
 	Evicted         uint64
+	Rungs           [NumRungs]RungStats // of the fencing ladder
+	Replaces        uint64              // plugin epochs that the host was asked to replace, because of pages in quarantine
+	Retires         uint64              // epochs that retired beside a newer one
+	RetiresCut      uint64              // rooms and ops that they still had when they were ended
+}
+
+// RungStats is how often a destination's pages stood on a rung, and for how long.
+type RungStats struct {
+	Entered, Left uint64
+	Time          time.Duration // of those that left
 }
 
 // Counts is what the core holds now. At idle, when every room has been released and forgotten, all of

@@ -27,6 +27,8 @@ type room struct {
 	buried      bool // a tombstone, in its peer's list
 	parked      bool // P: left the scheduler because its backend is not up
 	pinned      bool // D: its pages are accounted against the limits
+	rested      bool // D: its pages are accounted as quarantined
+	aged        bool // D: they rested for longer than Quarantine.Age
 	grant       grantState
 	rungArmed   statemachine.Rung
 	clockLog2   uint8
@@ -47,6 +49,7 @@ type room struct {
 	flight int64 // P: bytes of open ops that progressed
 	opened int64
 	since  int64 // of the state
+	rung   int64 // D: since when its pages stand on their rung
 	toldAt int64
 }
 
@@ -155,6 +158,8 @@ type session struct {
 	queued     int32    // of those, waiting for admission
 	pinned     int32    // rank records that are not released
 	held       need     // pages accounted
+	registered int64    // bytes of all pools
+	rested     int64    // bytes of pages in quarantine
 	down       bool
 }
 
@@ -177,12 +182,32 @@ type group struct {
 	detail   string
 }
 
+// plugin is the newest epoch of a backend: it takes the new rooms and all new ops.
 type plugin struct {
 	backend         int32
 	epoch           uint32
 	up, down        bool
 	receiverChecked bool
 	maxOp           int64
+	lost            bool  // it ended
+	asked           bool  // the host was asked to replace it
+	retryAt         int64 // it could not; not asked again before
+}
+
+// retiree is an epoch that is up beside a newer one of its backend: it takes nothing new.
+type retiree struct {
+	backend int32
+	epoch   uint32
+	users   int32 // live destinations that are registered with it, and ops of it that are not quiet
+	due     int64 // when it is ended whoever uses it
+	killed  bool  // the host was asked to end it
+}
+
+// lostEpoch ended, and it is not proven that nothing of it writes any more.
+type lostEpoch struct {
+	backend int32
+	epoch   uint32
+	at      int64
 }
 
 // roomKey is a room at one side: its id, of 63 bits, and whether this is the destination.

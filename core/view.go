@@ -43,6 +43,17 @@ type View struct {
 	Clock            string // of the clock that ends the state first; empty: none
 	Remaining        time.Duration
 	Released         bool
+	OverBudget       bool // it waits for admission because of limits.quarantine
+	Ladder           Ladder
+}
+
+// Ladder is what the pages of an ended destination wait for beyond rung 4.
+type Ladder struct {
+	Asked  bool          // the host was asked to replace the plugin epoch that they are registered with
+	Epoch  EpochState    // of that epoch; 0: it is provably gone, or was never up
+	Users  int           // EpochRetires: live rooms and ops that it still has
+	EndsIn time.Duration // EpochRetires: when it is ended whoever uses it
+	Lost   time.Duration // EpochLost: for how long
 }
 
 // Rooms calls fn for every record, ended ones that are remembered included, until it returns false.
@@ -96,6 +107,12 @@ func (m *Machine) view(idx int32) View {
 		v.Ranks = append(v.Ranks, m.ranks.at(i).rank)
 		v.Released = v.Released && m.ranks.at(i).done
 	}
+	if r.sm.Rung != statemachine.NoRung {
+		v.Ladder = m.ladder(r.backend, r.epoch)
+	}
+	if r.sm.Role == statemachine.Destination && r.sm.State.Live() && !r.sm.Admitted {
+		m.eachSession(r, func(s *session, _ *rank) { v.OverBudget = v.OverBudget || m.over(s) })
+	}
 	if v.Released && r.sm.State == statemachine.Ended && v.Residency.Reusable() {
 		v.Residency = statemachine.Released
 	}
@@ -137,8 +154,13 @@ func (v *View) Why() string {
 			b.WriteString("; its pages were released")
 		case v.Residency.Reusable():
 			fmt.Fprintf(&b, "; its pages are %s, the worker may release them", v.Residency)
+		case v.Ladder.Epoch == EpochLost:
+			fmt.Fprintf(&b, "; its pages are %s: epoch %d of plugin %s ended %s ago, waiting for the proof that every process of it is gone (rung 5)",
+				v.Residency, v.Epoch, v.Backend, round(v.Ladder.Lost))
 		case v.Residency == statemachine.Quarantined:
 			b.WriteString("; its pages are quarantined: no proof yet that nothing can write to them (rung 4)")
+			v.retires(&b)
+			v.clock(&b, "the plugin is replaced to have one")
 		default:
 			fmt.Fprintf(&b, "; its pages are %s", v.Residency)
 			switch {
@@ -155,6 +177,8 @@ func (v *View) Why() string {
 	}
 	fmt.Fprintf(&b, "is %s for %s", v.Status, round(v.Since))
 	switch {
+	case !v.Admitted && v.OverBudget:
+		b.WriteString(", waiting for admission at this engine: more of its worker's pages rest in quarantine than limits.quarantine allows")
 	case !v.Admitted:
 		b.WriteString(", waiting for admission at this engine")
 	case v.State == statemachine.Unbound && v.PeerQueued:
@@ -193,6 +217,19 @@ func (v *View) Why() string {
 	}
 	v.clock(&b, "it fails")
 	return b.String() + "."
+}
+
+// retires says how far the replacement of the plugin is that would fence the pages.
+func (v *View) retires(b *strings.Builder) {
+	switch l := &v.Ladder; {
+	case l.Epoch == EpochRetires:
+		fmt.Fprintf(b, "; epoch %d of plugin %s retires: %d rooms and operations are left in it, it is ended in %s at the latest (rung 5 follows)",
+			v.Epoch, v.Backend, l.Users, round(l.EndsIn))
+	case l.Epoch == EpochEnds:
+		fmt.Fprintf(b, "; epoch %d of plugin %s is being ended (rung 5 follows)", v.Epoch, v.Backend)
+	case l.Asked:
+		fmt.Fprintf(b, "; the next epoch of plugin %s is being started beside epoch %d to retire it", v.Backend, v.Epoch)
+	}
 }
 
 func (v *View) clock(b *strings.Builder, what string) {

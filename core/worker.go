@@ -72,6 +72,8 @@ func (m *Machine) poolUp(e *Event) {
 		m.stats.Dropped++
 		return
 	}
+	s.registered += int64(e.Pages) * e.PageBytes
+	m.freed = m.freed || s.rested > 0 // its budget grew
 	s.pools[e.Ordinal] = pool{id: e.Pool, pages: e.Pages, layers: max(e.Layers, 1), pageBytes: e.PageBytes}
 }
 
@@ -129,7 +131,8 @@ func (m *Machine) open(e *Event) {
 	// has admitted it, and two engines that admit in different orders would wait for each other.
 	h, wanted := m.placeholders[e.Room]
 	wanted = wanted && h.att == e.Att && s.role == statemachine.Source
-	admitted := wanted || m.live-m.queued < m.cfg.Limits.Rooms && s.live-s.queued < m.cfg.Limits.RoomsPerSession && m.firstWaiting() == nil32
+	admitted := wanted || m.live-m.queued < m.cfg.Limits.Rooms && s.live-s.queued < m.cfg.Limits.RoomsPerSession && m.firstWaiting() == nil32 &&
+		!(s.role == statemachine.Destination && m.over(s))
 	if !admitted && m.queued >= m.cfg.Limits.AdmitQueue {
 		m.refuse(e, "limits.inflight_rooms: %d rooms are live and %d wait for admission", m.live-m.queued, m.queued)
 		return

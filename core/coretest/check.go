@@ -19,7 +19,8 @@ type verdict struct {
 // A verdict never changes (R2); source Success implies destination Success, and a destination that
 // succeeded has a source that did or that does not know (outcome_unknown); pages are reusable only
 // when nothing can touch them (R4); destination Success implies that every op of the pair is Done
-// (R11); every live record has a running clock (R5); a worker's word is a function of the record.
+// (R11); every live record has a running clock (R5); a worker's word is a function of the record; an epoch
+// that retires is ended when, and not before, nothing uses it or its time is over.
 func (e *Env) Check() error {
 	if e.verdicts == nil {
 		e.verdicts = map[statemachine.Opener]verdict{}
@@ -65,6 +66,15 @@ func (e *Env) Check() error {
 			}
 			return true
 		})
+		for _, v := range g.M.Epochs() {
+			idle := v.Rooms+v.Ops == 0
+			switch {
+			case v.State == core.EpochRetires && (idle || v.EndsIn == 0):
+				fail(g, "retire", "epoch %d has %d rooms, %d ops and %s left, its end was not asked", v.Epoch, v.Rooms, v.Ops, v.EndsIn)
+			case v.State == core.EpochEnds && !idle && v.EndsIn > 0:
+				fail(g, "retire", "the end of epoch %d was asked, it has %d rooms, %d ops and %s left", v.Epoch, v.Rooms, v.Ops, v.EndsIn)
+			}
+		}
 		for k, w := range g.Words {
 			if v, ok := views[w.Opener]; ok && w.Residency != statemachine.Released && v.Status != w.Status {
 				fail(g, "R2", "slot %d says %s, the record %s", k.Slot, w.Status, v.Status)

@@ -54,22 +54,25 @@ type SlotKey struct {
 // Engine is one core with its workers, the frames that wait for the other side and the ops that its
 // plugin was given.
 type Engine struct {
-	Name     string
-	M        *core.Machine
-	Role     statemachine.Role
-	Group    string
-	Inc      uint64
-	Epoch    uint32
-	PluginUp bool
-	Out      []core.Frame // sent, not delivered
-	Ops      []*Op        // by number, from 1
-	Orphans  []*Op        // of incarnations that are gone
-	Words    map[SlotKey]core.WordEffect
-	Replies  []core.Reply
-	Grants   []core.GrantID // asked, not answered
-	Revokes  []core.PluginEffect
-	Fences   []core.PluginEffect
-	Sealed   map[statemachine.Opener]bool // destinations that the plugin refuses for good, or that were fenced
+	Name      string
+	M         *core.Machine
+	Role      statemachine.Role
+	Group     string
+	Inc       uint64
+	Epoch     uint32
+	PluginUp  bool
+	Old       []uint32     // older epochs that are up
+	Ending    []uint32     // of those, the ones that the core wants ended
+	Replacing uint32       // epoch that the core wants replaced; 0: none
+	Out       []core.Frame // sent, not delivered
+	Ops       []*Op        // by number, from 1
+	Orphans   []*Op        // of incarnations that are gone
+	Words     map[SlotKey]core.WordEffect
+	Replies   []core.Reply
+	Grants    []core.PluginEffect // asked, not answered
+	Revokes   []core.PluginEffect
+	Fences    []core.PluginEffect
+	Sealed    map[statemachine.Opener]bool // destinations that the plugin refuses for good, or that were fenced
 
 	sessions []core.SessionID // by rank; 0: the worker is gone
 	epochs   []uint32         // that are gone and not proven gone
@@ -157,6 +160,7 @@ func (e *Env) start(g *Engine) error {
 	g.Orphans = append(g.Orphans, g.Ops...) // the orphan plugin goes on with them until it notices
 	g.M, g.Out, g.Ops, g.Replies = m, nil, nil, nil
 	g.Grants, g.Revokes, g.Fences, g.epochs = nil, nil, nil, nil
+	g.PluginUp, g.Old, g.Ending, g.Replacing = false, nil, nil, 0
 	g.Words, g.slots, g.next = map[SlotKey]core.WordEffect{}, map[roomRank]int32{}, map[int32]int32{}
 	g.Sealed = map[statemachine.Opener]bool{}
 	e.StartPlugin(g)
@@ -169,22 +173,48 @@ func (e *Env) start(g *Engine) error {
 
 // StartPlugin starts the next plugin epoch of an engine.
 func (e *Env) StartPlugin(g *Engine) {
+	if g.PluginUp { // it goes on beside
+		g.Old = append(g.Old, g.Epoch)
+	}
+	g.Replacing = 0
 	g.Epoch++
 	g.PluginUp = true
 	e.Step(g, core.Event{Kind: core.PluginUp, Backend: Backend, Epoch: g.Epoch, ReceiverChecked: !e.Plain})
 }
 
-// KillPlugin ends the engine's plugin epoch. What it was given and did not end may still land.
-func (e *Env) KillPlugin(g *Engine) {
-	g.PluginUp = false
-	g.epochs = append(g.epochs, g.Epoch)
-	g.Grants, g.Revokes, g.Fences = nil, nil, nil
+// KillPlugin ends the engine's newest plugin epoch. What it was given and did not end may still land.
+func (e *Env) KillPlugin(g *Engine) { e.KillEpoch(g, g.Epoch) }
+
+// KillEpoch is KillPlugin for any epoch that is up. It reports whether it was.
+func (e *Env) KillEpoch(g *Engine, epoch uint32) bool {
+	g.Ending = slices.DeleteFunc(g.Ending, func(n uint32) bool { return n == epoch })
+	if i := slices.Index(g.Old, epoch); i >= 0 {
+		g.Old = slices.Delete(g.Old, i, i+1)
+	} else if g.PluginUp && epoch == g.Epoch {
+		g.PluginUp, g.Replacing = false, 0
+	} else {
+		return false
+	}
+	g.epochs = append(g.epochs, epoch)
+	other := func(p core.PluginEffect) bool { return p.Epoch == epoch }
+	g.Grants, g.Revokes, g.Fences = slices.DeleteFunc(g.Grants, other), slices.DeleteFunc(g.Revokes, other), slices.DeleteFunc(g.Fences, other)
 	for _, o := range g.Ops {
-		if o.Epoch == g.Epoch && o.State != OpQuiet && o.State != OpFenced {
+		if o.Epoch == epoch && o.State != OpQuiet && o.State != OpFenced {
 			o.State = OpDead
 		}
 	}
-	e.Step(g, core.Event{Kind: core.PluginLost, Backend: Backend, Epoch: g.Epoch, Detail: "exit status 137"})
+	e.Step(g, core.Event{Kind: core.PluginLost, Backend: Backend, Epoch: epoch, Detail: "exit status 137"})
+	return true
+}
+
+// KeepPlugin says that the epoch which the core wants replaced could not be. It reports whether there was one.
+func (e *Env) KeepPlugin(g *Engine) bool {
+	epoch := g.Replacing
+	if g.Replacing = 0; epoch == 0 {
+		return false
+	}
+	e.Step(g, core.Event{Kind: core.PluginKept, Backend: Backend, Epoch: epoch, Detail: "no handshake within 15s"})
+	return true
 }
 
 // FencePlugin proves the oldest epoch that ended gone: it neither reads nor writes any more. It reports
@@ -337,8 +367,12 @@ func (e *Env) Step(g *Engine, in ...core.Event) {
 
 // plugin gives a request to the engine's plugin and returns what it answers at once.
 func (e *Env) plugin(g *Engine, p core.PluginEffect) []core.Event {
-	if p.Epoch != g.Epoch || !g.PluginUp {
+	if !(p.Epoch == g.Epoch && g.PluginUp || slices.Contains(g.Old, p.Epoch)) {
 		return nil // the host drops what is for an epoch that is gone
+	}
+	epoch := ""
+	if len(g.Old) > 0 {
+		epoch = fmt.Sprintf(" of epoch %d", p.Epoch)
 	}
 	switch p.Kind {
 	case core.PluginSubmit:
@@ -348,7 +382,7 @@ func (e *Env) plugin(g *Engine, p core.PluginEffect) []core.Event {
 		if p.LayerFrom != 0 || p.LayerTo != e.Layers {
 			layers = fmt.Sprintf(", layers %d-%d", p.LayerFrom, p.LayerTo-1)
 		}
-		e.printf("%s submits op %d: %s -> %s%s, %d bytes", g.Name, len(g.Ops), pages(p.Source), pages(p.Destination), layers, p.Bytes)
+		e.printf("%s submits op %d%s: %s -> %s%s, %d bytes", g.Name, len(g.Ops), epoch, pages(p.Source), pages(p.Destination), layers, p.Bytes)
 	case core.PluginAbort:
 		e.printf("%s aborts op %d", g.Name, e.OpNumber(g, p.Op))
 	case core.PluginGrant:
@@ -356,7 +390,7 @@ func (e *Env) plugin(g *Engine, p core.PluginEffect) []core.Event {
 			return []core.Event{{Kind: core.Granted, Grant: p.Grant}}
 		}
 		e.printf("%s asks its plugin to grant the pages", g.Name)
-		g.Grants = append(g.Grants, p.Grant)
+		g.Grants = append(g.Grants, p)
 	case core.PluginRevoke:
 		if !e.Manual {
 			g.Sealed[p.D] = true
@@ -367,6 +401,12 @@ func (e *Env) plugin(g *Engine, p core.PluginEffect) []core.Event {
 	case core.PluginFencePeer:
 		e.printf("%s asks its plugin to fence %s", g.Name, e.Other(g).Name)
 		g.Fences = append(g.Fences, p)
+	case core.PluginReplace:
+		e.printf("%s wants epoch %d of its plugin replaced", g.Name, p.Epoch)
+		g.Replacing = p.Epoch
+	case core.PluginEnd:
+		e.printf("%s wants epoch %d of its plugin ended", g.Name, p.Epoch)
+		g.Ending = append(g.Ending, p.Epoch)
 	}
 	return nil
 }
@@ -503,9 +543,9 @@ func (e *Env) AnswerGrant(g *Engine, ok bool) bool {
 	if len(g.Grants) == 0 {
 		return false
 	}
-	id := g.Grants[0]
+	p := g.Grants[0]
 	g.Grants = g.Grants[1:]
-	ev := core.Event{Kind: core.Granted, Grant: id}
+	ev := core.Event{Kind: core.Granted, Grant: p.Grant}
 	if !ok {
 		ev.Kind, ev.Detail = core.GrantFailed, "no memory"
 	}

@@ -128,7 +128,7 @@ func (r *File) encode(b []byte, at time.Time, rec *core.Record, peer string) {
 	le.PutUint64(b[48:], rec.Pair.Seq)
 	le.PutUint64(b[56:], uint64(rec.Bytes))
 	b[64], b[65], b[66], b[67] = byte(rec.Kind), byte(rec.Role), byte(rec.State), byte(rec.Residency)
-	b[68], b[69], b[70] = byte(rec.Reason), byte(rec.Frame), byte(rec.End)
+	b[68], b[69], b[70], b[71] = byte(rec.Reason), byte(rec.Frame), byte(rec.End), byte(rec.Rung)
 	text := b[fixedSize:]
 	text[0] = uint8(copy(text[2:], peer))
 	text[1] = uint8(copy(text[2+int(text[0]):], rec.Detail))
@@ -203,7 +203,7 @@ func decode(b []byte) Entry {
 	r.Bytes = int64(le.Uint64(b[56:]))
 	r.Kind, r.Role, r.State = core.RecordKind(b[64]), statemachine.Role(b[65]), statemachine.State(b[66])
 	r.Residency, r.Reason = statemachine.Residency(b[67]), statemachine.Reason(b[68])
-	r.Frame, r.End = core.FrameKind(b[69]), core.EndKind(b[70])
+	r.Frame, r.End, r.Rung = core.FrameKind(b[69]), core.EndKind(b[70]), statemachine.Rung(b[71])
 	text := b[fixedSize:]
 	p, d := int(text[0]), int(text[1])
 	if 2+p+d > len(text) || !sane(r) {
@@ -217,9 +217,9 @@ func decode(b []byte) Entry {
 // sane reports whether the names of a record exist.
 func sane(r *core.Record) bool {
 	switch {
-	case r.Kind < core.RecOpen || r.Kind > core.RecReleased, r.Role != statemachine.Source && r.Role != statemachine.Destination,
+	case r.Kind < core.RecOpen || r.Kind > core.RecRung, r.Role != statemachine.Source && r.Role != statemachine.Destination,
 		r.State >= statemachine.NumStates, r.Residency > statemachine.Released, r.Reason >= statemachine.NumReasons,
-		r.Frame >= statemachine.NumFrameKinds, r.End > core.EndAborted:
+		r.Frame >= statemachine.NumFrameKinds, r.End > core.EndAborted, r.Rung >= core.NumRungs:
 		return false
 	case r.Kind == core.RecFrameIn || r.Kind == core.RecFrameOut:
 		return r.Frame != 0

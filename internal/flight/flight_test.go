@@ -26,7 +26,7 @@ func peerName(id core.PeerID) string {
 
 func record(i int) core.Record {
 	return core.Record{
-		Kind: core.RecOpEnd, Role: statemachine.Destination, State: statemachine.Bound, Residency: statemachine.Armed, Reason: statemachine.Stalled,
+		Kind: core.RecOpEnd, Role: statemachine.Destination, State: statemachine.Bound, Residency: statemachine.Armed, Reason: statemachine.Stalled, Rung: statemachine.Fence,
 		Frame: core.FrameRegister, End: core.EndFailed, Peer: core.PeerID(i%3 - 1), Room: 1<<62 + int64(i), Own: statemachine.Opener{Inc: 7, Seq: uint64(i)},
 		Pair: statemachine.Opener{Inc: 8, Seq: 9}, Bytes: int64(i), Detail: fmt.Sprint("detail ", i),
 	}
@@ -132,7 +132,7 @@ func TestDamagedRecordsAreLeftOut(t *testing.T) {
 		"kind 0": func(b []byte) { b[64] = 0 }, "kind": func(b []byte) { b[64] = 99 }, "role 0": func(b []byte) { b[65] = 0 }, "role": func(b []byte) { b[65] = 3 },
 		"state": func(b []byte) { b[66] = 99 }, "residency": func(b []byte) { b[67] = 7 }, "reason": func(b []byte) { b[68] = 255 },
 		"frame": func(b []byte) { b[69] = 99 }, "no frame": func(b []byte) { b[64], b[69] = byte(core.RecFrameIn), 0 },
-		"end": func(b []byte) { b[70] = 5 }, "no end": func(b []byte) { b[70] = 0 }, "lengths": func(b []byte) { b[fixedSize] = 255 },
+		"end": func(b []byte) { b[70] = 5 }, "no end": func(b []byte) { b[70] = 0 }, "rung": func(b []byte) { b[71] = 6 }, "lengths": func(b []byte) { b[fixedSize] = 255 },
 	} {
 		t.Run(what, func(t *testing.T) {
 			dir := t.TempDir()

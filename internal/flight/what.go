@@ -4,7 +4,14 @@ import (
 	"fmt"
 
 	"github.com/terminus-kv/terminus/core"
+	"github.com/terminus-kv/terminus/core/statemachine"
 )
+
+// rungs say what the pages of a destination wait for.
+var rungs = [core.NumRungs]string{
+	statemachine.Drain: "drained by the source's engine", core.RungReceiver: "the receiver's check", statemachine.Fence: "the fence of the source's plugin",
+	statemachine.Quarantine: "no proof, quarantined", core.RungRetire: "the proof that the plugin's epoch is gone",
+}
 
 // EndNames are the public names of how operations end.
 var EndNames = map[core.EndKind]string{core.EndDone: "done", core.EndFailed: "failed", core.EndSkipped: "skipped", core.EndAborted: "aborted"}
@@ -35,6 +42,11 @@ func What(r *core.Record, peer string) string {
 			how += " (" + r.Detail + ")"
 		}
 		return "operation " + how
+	case core.RecRung:
+		if r.Rung == statemachine.NoRung {
+			return fmt.Sprintf("off the fencing ladder: pages %s", r.Residency)
+		}
+		return fmt.Sprintf("rung %d of the fencing ladder: %s", r.Rung, rungs[r.Rung])
 	case core.RecReleased:
 		return "pages released to the worker"
 	}
