@@ -25,7 +25,7 @@ func (m *Machine) forgetHolds(id PeerID) {
 func (m *Machine) remember(from PeerID, f *Frame, role statemachine.Role, o *statemachine.Out) {
 	p := m.peer(from)
 	if o.Do&statemachine.DoDropPlaceholder != 0 {
-		if h, ok := m.placeholders[f.Room]; ok && h.d == f.D {
+		if h, ok := m.placeholders[f.Room]; ok && h.d == f.D && h.peer == from {
 			delete(m.placeholders, f.Room)
 			m.peer(h.peer).holds--
 			if f.Kind == FrameAbort && m.liveRoom(keyOf(f.Room, role)) == nil32 {

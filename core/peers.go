@@ -232,9 +232,12 @@ func (m *Machine) frame(from PeerID, f *Frame) {
 	case FrameBound, FrameProgress, FrameRankEnd, FrameDrained:
 		m.toDestination(from, f, &e)
 	case FrameAbort:
-		if f.S.IsZero() && !f.D.IsZero() && !m.returned(from, f) {
+		switch {
+		case f.S.IsZero() && f.D.IsZero():
+			m.stats.Dropped++ // of nobody
+		case f.S.IsZero() && !m.returned(from, f):
 			m.toSource(from, f, &e)
-		} else {
+		default:
 			m.toDestination(from, f, &e)
 		}
 	default:
@@ -300,6 +303,32 @@ func destinationRank(r *statemachine.Record, f *Frame) int {
 	return none
 }
 
+// speaksFor reports whether an engine may speak about a room: a room that named a group takes the word of the
+// engine that it has met and of the one that hosts that group now. While nobody is known to host it, anybody
+// may be the one, as for a room that named none.
+func (m *Machine) speaksFor(from PeerID, r *room) bool {
+	if r.peerGroup == nil32 || r.peer == from {
+		return true
+	}
+	if g := m.groups[groupPair{r.group, r.peerGroup}]; g != nil {
+		return g.peer == from
+	}
+	return r.peer == nilPeer
+}
+
+// stranger answers a frame about a room that does not belong to its sender. What it says of another attempt may
+// be about a room that will be opened here: it is kept as if none were.
+func (m *Machine) stranger(from PeerID, r *room, f *Frame, e *statemachine.Event) {
+	switch {
+	case f.Att != r.sm.Att && (f.Kind == FrameRegister || f.Kind == FrameAbort):
+		m.absent(from, r.sm.Role, f, e)
+		return
+	case f.Kind == FrameRegister: // it would wait in vain
+		m.sendStale(from, f.Room, f.D, f.Att)
+	}
+	m.stats.Dropped++
+}
+
 func (m *Machine) toSource(from PeerID, f *Frame, e *statemachine.Event) {
 	key := keyOf(f.Room, statemachine.Source)
 	var idx int32
@@ -316,6 +345,10 @@ func (m *Machine) toSource(from PeerID, f *Frame, e *statemachine.Event) {
 	r := m.rooms.at(idx)
 	if r.peer != nilPeer && r.peer != from && !r.sm.Pair.IsZero() && r.sm.Pair == f.D {
 		m.stats.Dropped++ // another engine speaks for this pair
+		return
+	}
+	if !m.speaksFor(from, r) || f.Kind == FrameQueued && r.peerGroup != nil32 && r.peer == nilPeer {
+		m.stranger(from, r, f, e)
 		return
 	}
 	m.record(r, RecFrameIn).Frame = f.Kind
@@ -409,6 +442,10 @@ func (m *Machine) toDestination(from PeerID, f *Frame, e *statemachine.Event) {
 	r := m.rooms.at(idx)
 	if r.peer != nilPeer && r.peer != from && (!f.D.IsZero() || r.sm.Att == f.Att) {
 		m.stats.Dropped++ // another engine than the one that was asked
+		return
+	}
+	if r.peer == nilPeer && !f.D.IsZero() {
+		m.stats.Dropped++ // no engine was told of d yet
 		return
 	}
 	rec := m.record(r, RecFrameIn)

@@ -161,7 +161,7 @@ func (m *Machine) open(e *Event) {
 
 	ev := statemachine.Event{Kind: statemachine.OnOpen, Role: s.role, Own: statemachine.Opener{Inc: m.cfg.Incarnation, Seq: m.opens}, Att: e.Att, Admitted: admitted}
 	var hold placeholder
-	if mk, ok := m.marks[markKey{key, e.Att}]; ok {
+	if mk, ok := m.marks[markKey{key, e.Att}]; ok && m.speaksFor(mk.peer, r) {
 		ev.Marked = true
 		m.dropMark(markKey{key, e.Att}, mk)
 	} else if s.role == statemachine.Source {
@@ -193,7 +193,7 @@ func (m *Machine) placeholderFor(r *room, admitted bool) (placeholder, statemach
 	if !ok || h.att != r.sm.Att || !admitted {
 		return placeholder{}, statemachine.Opener{}
 	}
-	if r.peerGroup != nil32 && m.name(r.peerGroup) != h.group {
+	if r.peerGroup != nil32 && m.name(r.peerGroup) != h.group || !m.speaksFor(h.peer, r) {
 		return placeholder{}, statemachine.Opener{}
 	}
 	return h, h.d
