@@ -51,6 +51,9 @@ type Worker struct {
 	MaxSessions int `json:"max_sessions,omitempty" jsonschema:"minimum=1,maximum=4096"`
 	// Open rooms that one worker may ask for at Hello.
 	SlotsMax int `json:"slots_max,omitempty" jsonschema:"minimum=1,maximum=65536"`
+	// Refuses rooms of sources that do not name the group of their destination, and so take the first that registers
+	// their id.
+	RequirePeerGroup bool `json:"require_peer_group,omitempty"`
 }
 
 // Admin is the socket of the commands and of monitoring.

@@ -220,6 +220,7 @@ func (n *Node) serve(ctx context.Context) (err error) {
 	if n.workers, err = workerapi.Listen(workerapi.Config{
 		Socket: n.cfg.Worker.Socket, Group: gid, Node: n, Post: func(ev core.Event) { n.inbox.put(item{ev: ev}, true) },
 		Alive: n.alive, Log: n.log, MaxSessions: n.cfg.Worker.MaxSessions,
+		RequirePeerGroup: n.cfg.Worker.RequirePeerGroup,
 	}); err != nil {
 		return fmt.Errorf("worker.socket: %w", err)
 	}

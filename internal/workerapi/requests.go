@@ -229,6 +229,8 @@ func (ss *session) open(h *header, m *message) *Error {
 		return bad(BadField, "attempt", RuleFields, "attempt is %d; 0 to 2^63-1 are possible", h.Attempt)
 	case h.PeerGroup == "" && ss.info.Role == statemachine.Destination:
 		return bad(BadField, "peer_group", RuleFields, "a destination names the group that it gets its pages from")
+	case h.PeerGroup == "" && ss.srv.cfg.RequirePeerGroup:
+		return bad(BadField, "peer_group", RuleFields, "this engine has worker.require_peer_group set: a source names the group that gets its pages")
 	case h.PeerGroup != "" && badName(h.PeerGroup):
 		return bad(BadField, "peer_group", RuleFields, "peer_group is %q", clip(h.PeerGroup))
 	case h.Priority < math.MinInt32 || h.Priority > math.MaxInt32:

@@ -214,6 +214,18 @@ func TestBadPools(t *testing.T) {
 	}
 }
 
+// With worker.require_peer_group no source binds to whoever registers first.
+func TestRequirePeerGroup(t *testing.T) {
+	e := workertest.Start(t, &workertest.Engine{Config: workerapi.Config{RequirePeerGroup: true}})
+	src := dial(t, e, "source", 2)
+	if a := src.ask(`{"t":"open","room":1}`, nil); a.Field != "peer_group" || a.T == "ok" {
+		t.Errorf("a source without a peer group: %+v", a)
+	}
+	if a := src.ask(`{"t":"open","room":1,"peer_group":"g"}`, nil); a.T != "ok" {
+		t.Errorf("a source with one: %+v", a)
+	}
+}
+
 func TestBadRooms(t *testing.T) {
 	e := workertest.Start(t, &workertest.Engine{})
 	src, dst := dial(t, e, "source", 2), dial(t, e, "destination", 2)

@@ -46,6 +46,9 @@ type Config struct {
 	Alive func() bool
 	Log   *slog.Logger // slog.Default()
 
+	// RequirePeerGroup refuses rooms of sources that name no peer_group.
+	RequirePeerGroup bool
+
 	MaxSessions    int           // 64
 	MaxRegions     int           // 64 a session
 	MaxPools       int           // 16 a session
