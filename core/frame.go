@@ -64,15 +64,17 @@ type Frame struct {
 	Sent  []RankSent
 	Aux   []byte
 	CRC   uint32 // CRC-32C of Aux
-	// Verdict, Abort.
+	// Verdict, Abort, GroupVerdict.
 	Outcome Outcome
 	Reason  statemachine.Reason
+	// Ready: the openers that D's RankEnds came from, one a source engine, in the order of their lowest ranks.
+	Sources []statemachine.Opener
 }
 
 // Clone returns a copy that may be kept, see Effects. Aux is shared: nobody writes to it.
 func (f *Frame) Clone() Frame {
 	c := *f
-	c.Ranks, c.Sent = slices.Clone(f.Ranks), slices.Clone(f.Sent)
+	c.Ranks, c.Sent, c.Sources = slices.Clone(f.Ranks), slices.Clone(f.Sent), slices.Clone(f.Sources)
 	for i := range c.Ranks {
 		r := &c.Ranks[i]
 		r.Parts = slices.Clone(r.Parts)

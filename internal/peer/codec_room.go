@@ -27,9 +27,6 @@ const (
 	maxFrame   = maxMessage - 64
 )
 
-// errReserved marks a frame that version 1 names but does not carry.
-var errReserved = errors.New("reserved for groups that span engines, refused in version 1")
-
 // A fieldError names the field of a frame that breaks the protocol.
 type fieldError struct {
 	field  string
@@ -86,8 +83,12 @@ func encodeRoom(f core.Frame) (*wire.Frame, error) {
 		r.Kind = &wire.Room_Abort{Abort: &wire.Abort{Reason: uint32(f.Reason)}}
 	case core.FrameDrained:
 		r.Kind = &wire.Room_Drained{Drained: &wire.Drained{}}
-	case core.FrameReady, core.FrameGroupVerdict, core.FrameGroupAbort:
-		return nil, fmt.Errorf("frame kind %d: %w", f.Kind, errReserved)
+	case core.FrameReady:
+		r.Kind = &wire.Room_Ready{Ready: &wire.Ready{Sources: encodeSources(f.Sources)}}
+	case core.FrameGroupVerdict:
+		r.Kind = &wire.Room_GroupVerdict{GroupVerdict: &wire.GroupVerdict{Outcome: wire.Outcome(f.Outcome), Reason: uint32(f.Reason)}}
+	case core.FrameGroupAbort:
+		r.Kind = &wire.Room_GroupAbort{GroupAbort: &wire.GroupAbort{}}
 	default:
 		return nil, bad("kind", "%d is no frame kind", f.Kind)
 	}
@@ -153,14 +154,14 @@ func roomKind(r *wire.Room) core.FrameKind {
 func checkOpeners(f core.Frame) error {
 	needS, needD := true, true
 	switch f.Kind {
-	case core.FrameQueued, core.FrameRegister:
+	case core.FrameQueued, core.FrameRegister, core.FrameReady, core.FrameGroupVerdict:
 		needS = false
 	case core.FrameAbort:
 		if f.S.IsZero() && f.D.IsZero() {
 			return bad("source", "an abort names at least one opener")
 		}
 		return nil
-	case core.FrameReady, core.FrameGroupVerdict, core.FrameGroupAbort, 0:
+	case core.FrameGroupAbort, 0: // it speaks for an attempt
 		return nil
 	}
 	if needS && f.S.IsZero() {
@@ -225,19 +226,28 @@ func decodeKind(f *core.Frame, r *wire.Room) error {
 		f.Sent, err = decodeSent(m.GetSent())
 		return err
 	case *wire.Room_Verdict:
-		if o := k.Verdict.GetOutcome(); o < wire.Outcome_OUTCOME_SUCCESS || o > wire.Outcome_OUTCOME_UNKNOWN {
-			return bad("verdict.outcome", "%d is no outcome", o)
-		}
-		f.Outcome = core.Outcome(k.Verdict.GetOutcome())
-		f.Reason = decodeReason(k.Verdict.GetReason())
+		return decodeVerdict(f, "verdict.outcome", k.Verdict.GetOutcome(), k.Verdict.GetReason())
 	case *wire.Room_Abort:
 		f.Reason = decodeReason(k.Abort.GetReason())
 	case *wire.Room_Drained:
-	case *wire.Room_Ready, *wire.Room_GroupVerdict, *wire.Room_GroupAbort:
-		return errReserved
+	case *wire.Room_Ready:
+		var err error
+		f.Sources, err = decodeSources(k.Ready.GetSources())
+		return err
+	case *wire.Room_GroupVerdict:
+		return decodeVerdict(f, "group_verdict.outcome", k.GroupVerdict.GetOutcome(), k.GroupVerdict.GetReason())
+	case *wire.Room_GroupAbort:
 	default:
 		return bad("kind", "missing or unknown")
 	}
+	return nil
+}
+
+func decodeVerdict(f *core.Frame, field string, o wire.Outcome, reason uint32) error {
+	if o < wire.Outcome_OUTCOME_SUCCESS || o > wire.Outcome_OUTCOME_UNKNOWN {
+		return bad(field, "%d is no outcome", o)
+	}
+	f.Outcome, f.Reason = core.Outcome(o), decodeReason(reason)
 	return nil
 }
 
@@ -267,6 +277,35 @@ func decodeOpener(field string, o *wire.Opener) (statemachine.Opener, error) {
 		return statemachine.Opener{}, bad(field, "incarnation %d, sequence %d: neither may be 0", o.GetIncarnation(), o.GetSequence())
 	}
 	return statemachine.Opener{Inc: o.GetIncarnation(), Seq: o.GetSequence()}, nil
+}
+
+func encodeSources(sources []statemachine.Opener) []*wire.Opener {
+	out := make([]*wire.Opener, len(sources))
+	for i, o := range sources {
+		out[i] = &wire.Opener{Incarnation: o.Inc, Sequence: o.Seq}
+	}
+	return out
+}
+
+// decodeSources reads the openers of a vote. Two may be equal: engines count incarnations and openers each
+// for itself.
+func decodeSources(sources []*wire.Opener) ([]statemachine.Opener, error) {
+	const field = "ready.sources"
+	if n := len(sources); n == 0 || n > maxRanks {
+		return nil, bad(field, "%d openers: want 1 to %d", n, maxRanks)
+	}
+	out := make([]statemachine.Opener, len(sources))
+	for i, w := range sources {
+		o, err := decodeOpener(field, w)
+		if err != nil {
+			return nil, err
+		}
+		if o.IsZero() {
+			return nil, bad(field, "opener %d is missing", i)
+		}
+		out[i] = o
+	}
+	return out, nil
 }
 
 func encodeRanks(ranks []core.RankPages) []*wire.RankPages {

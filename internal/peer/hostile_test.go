@@ -176,7 +176,7 @@ func TestBadFramesOnALink(t *testing.T) {
 	good, _ := encodeRoom(frame(6))
 	f.send(register(1, 5, 0), pool, register(2, 5, 10), noOpener, noRoom, group,
 		&wire.Frame{}, &wire.Frame{Frame: &wire.Frame_Room{Room: &wire.Room{Room: 5}}},
-		&wire.Frame{Frame: &wire.Frame_Room{Room: &wire.Room{Room: 7, Kind: &wire.Room_GroupAbort{GroupAbort: &wire.GroupAbort{}}}}},
+		&wire.Frame{Frame: &wire.Frame_Room{Room: &wire.Room{Room: 7, Kind: &wire.Room_Ready{Ready: &wire.Ready{}}}}},
 		&wire.Frame{Frame: &wire.Frame_Lost{Lost: &wire.Lost{}}},
 		&wire.Frame{Frame: &wire.Frame_PoolGone{PoolGone: &wire.PoolGone{Pool: 5}}}, register(8, 5, 0), good)
 	a.await("the good frame", func() bool { return len(a.find(Frame)) == 1 })
@@ -189,7 +189,7 @@ func TestBadFramesOnALink(t *testing.T) {
 		"room 1 kind 2 pages.pool",  // not announced yet
 		"room 2 kind 2 pages",       // page 10 of 10
 		"room 3 kind 5 destination", // sequence 0
-		"room 7 kind 12 reserved for groups that span engines, refused in version 1",
+		"room 7 kind 10 destination",
 		"room 8 kind 2 pages.pool", // gone
 	}
 	if !slices.Equal(got, want) {

@@ -2061,7 +2061,7 @@ type Room_Drained struct {
 }
 
 type Room_Ready struct {
-	// Reserved for groups that span engines: refused by name in version 1.
+	// Of groups that span engines.
 	Ready *Ready `protobuf:"bytes,14,opt,name=ready,proto3,oneof"`
 }
 
@@ -2598,9 +2598,11 @@ func (*Drained) Descriptor() ([]byte, []int) {
 	return file_internal_peer_wire_peer_proto_rawDescGZIP(), []int{32}
 }
 
+// Ready: destination set. The vote of a destination engine: every byte for its ranks has arrived.
 type Ready struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sources       []*Opener              `protobuf:"bytes,1,rep,name=sources,proto3" json:"sources,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose RankEnds it has, one a source engine in the order of their lowest ranks; 1 to 1024.
+	Sources       []*Opener `protobuf:"bytes,1,rep,name=sources,proto3" json:"sources,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2642,6 +2644,7 @@ func (x *Ready) GetSources() []*Opener {
 	return nil
 }
 
+// GroupVerdict: destination set. The judge's word to another destination engine.
 type GroupVerdict struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Outcome       Outcome                `protobuf:"varint,1,opt,name=outcome,proto3,enum=terminus.peer.v1.Outcome" json:"outcome,omitempty"`
@@ -2694,6 +2697,7 @@ func (x *GroupVerdict) GetReason() uint32 {
 	return 0
 }
 
+// GroupAbort: either way between the judge and another destination engine; it speaks for the attempt.
 type GroupAbort struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
