@@ -52,10 +52,12 @@ const (
 	PeerHeard
 	// PeerGone: proof that incarnation Inc of the peer is dead (same host: its lock is free).
 	PeerGone
-	// PeerGroup: the peer hosts all Size ranks of group Group with Role, a counterpart for group
-	// PeerGroup of this engine. Backends lists the pair's usable backends in the destination's order;
-	// empty when Reason says why the pair is refused (LayoutMismatch, BackendDown), Detail how. Size 0:
-	// the group is gone.
+	// PeerGroup: the peer hosts the ranks Ranks (ascending) of group Group, which has Size ranks in all
+	// and Role, a counterpart for group PeerGroup of this engine. Backends lists the pair's usable
+	// backends in the destination's order; empty when Reason says why the pair is refused
+	// (LayoutMismatch, BackendDown), Detail how. A group whose ranks sit on several engines comes as one
+	// event a peer; where Group is PeerGroup it tells of the own group's ranks at another engine, and
+	// Backends is empty. Size 0: the peer hosts none of the group's ranks any more.
 	PeerGroup
 	// PeerPool: a pool at the peer. Pool, Ordinal, Pages (0: the pool is gone), Layers, PageBytes.
 	PeerPool
@@ -171,6 +173,7 @@ type Event struct {
 	Node            string
 	Backend         string
 	Backends        []string
+	Ranks           []int32
 	Detail          string
 	Parts           []Part
 	Aux             []byte

@@ -166,6 +166,9 @@ func (m *Machine) forgetPeer(id PeerID) {
 func (m *Machine) peerGroup(e *Event) {
 	name := m.intern(e.Group)
 	own := m.intern(e.PeerGroup)
+	if own == name { // ranks of the own group at another engine: groups that span engines are not served yet
+		return
+	}
 	if e.Size == 0 {
 		delete(m.groups, groupPair{own, name})
 		return

@@ -113,8 +113,12 @@ func TestGoldens(t *testing.T) {
 		{"rooms_abort_ended", "rooms abort 77 --role destination"},
 		{"plugins_list", "plugins list"},
 		{"peers", "peers"},
-		{"groups", "groups"},
-		{"groups_yaml", "groups -o yaml"},
+		{"groups_list", "groups list"},
+		{"groups_list_yaml", "groups list -o yaml"},
+		{"groups_why", "groups why llama-d"},
+		{"groups_why_json", "groups why llama-d -o json"},
+		{"groups_why_unknown", "groups why llama"},
+		{"groups_help", "groups why --help"},
 		{"status", "status"},
 		{"drain", "drain"},
 		{"unknown_command", "room list"},
@@ -188,7 +192,7 @@ func TestJSONIsJSON(t *testing.T) {
 	env := []string{"TERMINUS_ADMIN__SOCKET=" + socket}
 	for _, args := range [][]string{
 		{"rooms", "list"}, {"rooms", "get", "77"}, {"rooms", "why", "8131776411"}, {"rooms", "abort", "77"},
-		{"plugins", "list"}, {"peers"}, {"groups"}, {"status"}, {"drain"}, {"version"},
+		{"plugins", "list"}, {"peers"}, {"groups", "list"}, {"groups", "why", "llama-d"}, {"status"}, {"drain"}, {"version"},
 	} {
 		code, out, errOut := command(t, env, append(args, "-o", "json")...)
 		var v any

@@ -96,35 +96,6 @@ func link(p admin.PeerInfo) string {
 	return kind
 }
 
-func newGroups(a *app) *cobra.Command {
-	c := &cobra.Command{
-		Use:         "groups",
-		Short:       "List the groups, here and at peers: the ranks of a model instance with one role",
-		Example:     "  engine groups",
-		Args:        arguments(0, 0, "no argument"),
-		Annotations: effect(readOnly),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			gs, err := ask(cmd, a, func(ctx context.Context, c *admin.Client) ([]admin.GroupInfo, error) { return c.Groups(ctx) })
-			if err != nil {
-				return err
-			}
-			return list(a, gs, func(t *table) {
-				t.row("GROUP", "ROLE", "NODE", "RANKS", "COMPLETE", "POOLS", "ROOMS", "DETAIL")
-				for _, g := range gs {
-					complete := cell{"yes", green}
-					if !g.Complete {
-						complete = cell{"no", yellow}
-					}
-					t.row(g.Name, g.Role, g.Node, fmt.Sprintf("%d of %d", len(g.Ranks), g.Size), complete, g.Pools, g.Rooms, g.Detail)
-				}
-			})
-		},
-	}
-	a.engineFlags(c)
-	a.outputFlag(c)
-	return c
-}
-
 func newStatus(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:         "status",

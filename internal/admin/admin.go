@@ -41,6 +41,9 @@ type Engine interface {
 	Plugins(ctx context.Context) ([]PluginInfo, error)
 	Peers(ctx context.Context) ([]PeerInfo, error)
 	Groups(ctx context.Context) ([]GroupInfo, error)
+	// GroupWhy returns one sentence on a group, here or at peers, and one on each pair that it is in: what it
+	// waits for, or why it is refused. ErrNotFound when no engine hosts a rank of it.
+	GroupWhy(ctx context.Context, name string) ([]string, error)
 	// Drain stops admission, tells the peers and waits until no room is left or the drain budget is
 	// over; the engine then exits. It is the same as SIGTERM. When ctx ends first the drain goes on.
 	Drain(ctx context.Context) (DrainResult, error)
@@ -195,15 +198,37 @@ type PeerInfo struct {
 	Detail      string   `json:"detail,omitempty"`
 }
 
-// GroupInfo is the ranks of one model instance with one role, here or at a peer.
+// GroupInfo is what one engine hosts of a group: the ranks of one model instance with one role.
 type GroupInfo struct {
-	Name     string  `json:"name"`
-	Role     string  `json:"role"`
-	Node     string  `json:"node"`
-	Size     int     `json:"size"`
-	Ranks    []int32 `json:"ranks"` // present
-	Complete bool    `json:"complete"`
-	Pools    int     `json:"pools"`
-	Rooms    int     `json:"rooms"`
-	Detail   string  `json:"detail,omitempty"` // why a pair is refused
+	Name      string      `json:"name"`
+	Role      string      `json:"role"`
+	Node      string      `json:"node"`
+	Here      bool        `json:"here"`                // Node is the engine that answers
+	Size      int         `json:"size"`                // ranks of the group in all
+	Ranks     []int32     `json:"ranks"`               // at this node
+	Elsewhere []int32     `json:"elsewhere,omitempty"` // at other nodes
+	Missing   []int32     `json:"missing,omitempty"`   // at none
+	Complete  bool        `json:"complete"`
+	Pools     int         `json:"pools"`            // known where Here
+	Rooms     int         `json:"rooms"`            // of the group, at the engine that answers, that have not ended
+	Pairs     []GroupPair `json:"pairs,omitempty"`  // one of the two groups is at the engine that answers
+	Detail    string      `json:"detail,omitempty"` // why the group, or a pair, is refused
 }
+
+// GroupPair is a counterpart of a group, at one node.
+type GroupPair struct {
+	Group    string   `json:"group"`
+	Node     string   `json:"node"`
+	Verdict  string   `json:"verdict"`            // usable, refused
+	Backends []string `json:"backends,omitempty"` // usable, in the destination's order
+	Reason   string   `json:"reason,omitempty"`   // of a refusal, with the field and a sentence
+	Field    string   `json:"field,omitempty"`
+	Detail   string   `json:"detail,omitempty"`
+	Rooms    int      `json:"rooms"` // between the two groups, that have not ended
+}
+
+// Verdicts of a GroupPair.
+const (
+	PairUsable  = "usable"
+	PairRefused = "refused"
+)

@@ -99,6 +99,18 @@ func TestReads(t *testing.T) {
 	if gs, err := c.Groups(ctx); err != nil || !reflect.DeepEqual(gs, e.Models) {
 		t.Errorf("groups %+v, %v", gs, err)
 	}
+	e.Grounds["a/b &?#"] = []string{"waits"}
+	for _, name := range []string{"llama-d", "a/b &?#"} {
+		if why, err := c.GroupWhy(ctx, name); err != nil || !reflect.DeepEqual(why, e.Grounds[name]) {
+			t.Errorf("why of group %q: %q, %v", name, why, err)
+		}
+	}
+	if why, err := c.GroupWhy(ctx, "llama"); !errors.Is(err, admin.ErrNotFound) {
+		t.Errorf("why of an unknown group: %q, %v", why, err)
+	}
+	if why, err := c.GroupWhy(ctx, ""); err == nil || !strings.Contains(err.Error(), "?group=NAME") {
+		t.Errorf("why of no group: %q, %v", why, err)
+	}
 	for _, f := range []struct {
 		filter admin.RoomFilter
 		want   int

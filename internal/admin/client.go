@@ -99,6 +99,11 @@ func (c *Client) Groups(ctx context.Context) ([]GroupInfo, error) {
 	return list[GroupInfo](ctx, c, "/v1/groups", nil)
 }
 
+// GroupWhy explains a group and its pairs.
+func (c *Client) GroupWhy(ctx context.Context, name string) ([]string, error) {
+	return list[string](ctx, c, "/v1/groups/why", url.Values{"group": {name}})
+}
+
 // Drain begins a drain and waits for its end.
 func (c *Client) Drain(ctx context.Context) (DrainResult, error) {
 	return call[DrainResult](ctx, c, http.MethodPost, "/v1/drain", nil)

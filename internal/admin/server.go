@@ -105,6 +105,17 @@ func (s *Server) routes() http.Handler {
 			return List[GroupInfo]{APIVersion, v}, err
 		})
 	})
+	mux.HandleFunc("GET /v1/groups/why", func(w http.ResponseWriter, r *http.Request) {
+		name := r.URL.Query().Get("group") // a name may hold any character, so it is no part of the path
+		if name == "" {
+			fail(w, http.StatusBadRequest, "bad_request", errors.New("group is missing; want ?group=NAME"))
+			return
+		}
+		answer(w, r, func(ctx context.Context) (any, error) {
+			v, err := s.o.Engine.GroupWhy(ctx, name)
+			return List[string]{APIVersion, v}, err
+		})
+	})
 	mux.HandleFunc("POST /v1/drain", s.mutation(s.drain))
 	if s.o.Metrics != nil {
 		mux.Handle("GET /metrics", s.o.Metrics)

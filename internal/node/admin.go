@@ -375,60 +375,23 @@ func verdictOf(p *core.PeerView) string {
 
 // noteVerdicts remembers when the core's verdict on a peer changed. It is called at least once a tick.
 func (n *Node) noteVerdicts() {
+	died := false
 	for _, p := range n.m.Peers() {
 		word := verdictOf(&p)
-		if v, ok := n.verdicts[p.Node]; !ok || v.word != word {
-			n.verdicts[p.Node] = verdict{word, time.Now()}
+		v, ok := n.verdicts[p.Node]
+		if ok && v.word == word {
+			continue
 		}
+		n.verdicts[p.Node] = verdict{word, time.Now()}
+		died = died || (word == "dead") != (v.word == "dead")
+	}
+	if died { // or came back: what it hosts of a group counts no more, or again
+		n.pairGroups()
 	}
 }
 
 // goneListed is how long Peers names an engine whose process has ended.
 const goneListed = time.Hour
-
-// Groups implements admin.Engine.
-func (n *Node) Groups(ctx context.Context) ([]admin.GroupInfo, error) {
-	var out []admin.GroupInfo
-	err := n.ask(ctx, func() {
-		rooms := map[string]int{}
-		n.m.Rooms(func(v *core.View) bool {
-			if v.State != statemachine.Ended {
-				rooms[v.Group]++
-				rooms[v.PeerGroup]++
-			}
-			return true
-		})
-		trouble := map[string]string{}
-		for _, g := range n.m.Groups() {
-			if g.Reason != statemachine.None {
-				trouble[g.Name] = "with " + g.Own + ": " + g.Reason.String() + ": " + g.Detail
-			}
-		}
-		for node, r := range n.remotes {
-			for _, g := range r.groups {
-				i := admin.GroupInfo{
-					Name: g.Name, Role: g.Role.String(), Node: node, Size: int(g.Size), Ranks: g.Ranks, Complete: len(g.Ranks) == int(g.Size),
-					Rooms: rooms[g.Name], Detail: trouble[g.Name],
-				}
-				if node == n.cfg.Node {
-					for _, p := range n.pools {
-						if w := n.sessions[p.session]; w != nil && w.Group == g.Name {
-							i.Pools++
-						}
-					}
-				}
-				out = append(out, i)
-			}
-		}
-	})
-	slices.SortFunc(out, func(a, b admin.GroupInfo) int {
-		if c := strings.Compare(a.Name, b.Name); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Node, b.Node)
-	})
-	return out, err
-}
 
 // Drain implements admin.Engine.
 func (n *Node) Drain(ctx context.Context) (admin.DrainResult, error) {

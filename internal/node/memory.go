@@ -117,16 +117,34 @@ func (n *Node) hello(s workerapi.Session) error {
 	if _, taken := g.ranks[s.Rank]; taken {
 		return &workerapi.Error{Code: workerapi.Refused, Field: "rank", Message: fmt.Sprintf("rank %d of group %q is connected already", s.Rank, s.Group)}
 	}
-	for node, r := range n.remotes {
-		if rg, ok := r.groups[s.Group]; ok && rg.Role == s.Role && node != n.cfg.Node {
-			return &workerapi.Error{Code: workerapi.Refused, Field: "group", Message: fmt.Sprintf("group %q has ranks at engine %q: groups that span engines are not served yet", s.Group, node)}
-		}
+	if err := n.fits(s); err != nil {
+		return err
 	}
 	g.ranks[s.Rank] = s.ID
 	n.groups[s.Group] = g
 	n.groupNames[s.Group] = true
 	n.sessions[s.ID] = &worker{Session: s, regions: map[int64]uint64{}}
 	n.announceGroup(g)
+	return nil
+}
+
+// fits refuses a worker that contradicts what other engines host of its group. Workers that connect to two
+// engines at the same moment are not seen here: then the parts clash, and both engines refuse the group.
+func (n *Node) fits(s workerapi.Session) error {
+	v := n.views()[s.Group]
+	if v == nil {
+		return nil
+	}
+	mine := part{node: n.cfg.Node, Group: peer.Group{Name: s.Group, Role: s.Role, Size: s.Size, Ranks: []int32{s.Rank}, Layout: peer.Layout(s.Layout)}}
+	for i := range v.parts {
+		p := v.parts[i]
+		if p.id == selfPeer || n.verdicts[p.node].word == "dead" {
+			continue // hello has compared with it; or it is no more
+		}
+		if c := findClash(s.Group, []part{mine, p}); c != nil {
+			return &workerapi.Error{Code: workerapi.Refused, Field: c.field, Message: c.detail}
+		}
+	}
 	return nil
 }
 

@@ -77,6 +77,8 @@ type Node struct {
 	peerIDs    map[string]core.PeerID
 	peerNames  []string
 	refused    map[refusalKey]string
+	paired     map[pairKey]*pairing // what the core was told of groups
+	spanGroups bool                 // whether the core serves groups whose ranks sit on several engines
 	moved      map[telemetry.Moved]uint64
 	opEnds     map[telemetry.OpEnd]uint64
 	nextID     uint64 // regions and pools
@@ -108,7 +110,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	n := &Node{
 		cfg: cfg, opts: o, log: o.Log, started: time.Now(), inbox: newInbox(), quit: make(chan struct{}), stopped: make(chan struct{}),
 		clock: clock{start: time.Now()}, leases: map[leaseKey]*epochLease{}, sessions: map[core.SessionID]*worker{}, regions: map[uint64]*region{}, pools: map[uint64]*localPool{},
-		groups: map[string]*group{}, groupNames: map[string]bool{}, remotes: map[string]*remote{}, peerIDs: map[string]core.PeerID{}, refused: map[refusalKey]string{}, verdicts: map[string]verdict{},
+		groups: map[string]*group{}, groupNames: map[string]bool{}, remotes: map[string]*remote{}, peerIDs: map[string]core.PeerID{}, refused: map[refusalKey]string{}, paired: map[pairKey]*pairing{}, verdicts: map[string]verdict{},
 		moved: map[telemetry.Moved]uint64{}, opEnds: map[telemetry.OpEnd]uint64{},
 		drained: make(chan struct{}), drainAsked: make(chan struct{}), drainDone: make(chan struct{}),
 	}

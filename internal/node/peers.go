@@ -1,7 +1,6 @@
 package node
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -24,12 +23,12 @@ type remote struct {
 	conn      uint64
 	up        bool
 	backends  []string // in its order of preference
+	features  []string
 	groups    map[string]peer.Group
 	pools     map[uint64]*remotePool
 	endpoints map[endpointKey]peer.Endpoint
 	accepted  map[acceptKey]uint32
-	paired    map[[2]string]string // (own, its) pairs of groups that the core knows, and what it was told
-	names     map[string]bool      // of groups, ever, in whatever incarnation: the core never forgets a name
+	names     map[string]bool // of groups, ever, in whatever incarnation: the core never forgets a name
 }
 
 type endpointKey struct {
@@ -63,7 +62,7 @@ func (r *remote) down(backend string) int {
 }
 
 func newRemote() *remote {
-	return &remote{groups: map[string]peer.Group{}, pools: map[uint64]*remotePool{}, endpoints: map[endpointKey]peer.Endpoint{}, paired: map[[2]string]string{}, names: map[string]bool{}}
+	return &remote{groups: map[string]peer.Group{}, pools: map[uint64]*remotePool{}, endpoints: map[endpointKey]peer.Endpoint{}, names: map[string]bool{}}
 }
 
 func replaceEndpoint(m map[endpointKey]peer.Endpoint, e peer.Endpoint) map[endpointKey]peer.Endpoint {
@@ -129,6 +128,7 @@ func (n *Node) peerEvent(ev peer.Event) {
 		}
 		r.inc, r.hostID, r.conn, r.up = ev.Incarnation, ev.HostID, ev.Conn, true
 		r.backends = r.backends[:0]
+		r.features = ev.Features
 		for _, b := range ev.Backends {
 			r.backends = append(r.backends, b.Name)
 		}
@@ -153,8 +153,10 @@ func (n *Node) peerEvent(ev peer.Event) {
 		r.groups[ev.Group.Name] = ev.Group
 		n.pairGroups()
 	case peer.GroupGone:
-		delete(r.groups, ev.Group.Name)
-		n.pairGroups()
+		if r.groups[ev.Group.Name].Role == ev.Group.Role { // else announced anew with another role
+			delete(r.groups, ev.Group.Name)
+			n.pairGroups()
+		}
 	case peer.PoolUp:
 		p := &remotePool{id: ev.Pool.ID, pages: ev.Pool.Pages, layers: ev.Pool.Layers}
 		for _, t := range ev.Pool.Tensors {
@@ -255,48 +257,22 @@ func (n *Node) forgetRemote(id core.PeerID, r *remote) {
 			n.forgetPeerEpoch(b, peerKey{id, r.inc, key.epoch}, r)
 		}
 	}
-	for pair := range r.paired {
-		n.events = append(n.events, core.Event{Kind: core.PeerGroup, Peer: id, Group: pair[1], PeerGroup: pair[0]})
-	}
-}
-
-// pairGroups tells the core which group here may work with which group at a peer, or why not.
-func (n *Node) pairGroups() {
-	for node, r := range n.remotes {
-		id := n.peerIDs[node]
-		if id == selfPeer {
-			clear(r.groups)
-			for _, g := range n.groups {
-				r.groups[g.name] = g.announce()
-			}
-		}
-		for pair := range r.paired {
-			own, ok := n.groups[pair[0]]
-			theirs, ok2 := r.groups[pair[1]]
-			if !ok || !ok2 || own.role == theirs.Role || len(theirs.Ranks) < int(theirs.Size) {
-				delete(r.paired, pair)
-				n.events = append(n.events, core.Event{Kind: core.PeerGroup, Peer: id, Group: pair[1], PeerGroup: pair[0]})
-			}
-		}
-		for _, theirs := range r.groups {
-			for _, own := range n.groups {
-				if own.role == theirs.Role || len(theirs.Ranks) < int(theirs.Size) {
-					continue
-				}
-				n.pair(id, node, r, own, &theirs)
-			}
+	for key := range n.paired {
+		if key.id == id {
+			n.unpair(key)
 		}
 	}
 }
 
-func (n *Node) pair(id core.PeerID, node string, r *remote, own *group, theirs *peer.Group) {
-	ev := core.Event{Kind: core.PeerGroup, Peer: id, Group: theirs.Name, PeerGroup: own.name, Role: theirs.Role, Size: theirs.Size}
+// pair finds the backends by which a group here works with a part of a group elsewhere, or why it cannot.
+func (n *Node) pair(own *group, theirs *part, p *pairing) {
+	ev, r := &p.ev, theirs.r
 	mine := make([]string, len(n.backends))
 	for i, b := range n.backends {
 		mine[i] = b.name
 	}
 	their := r.backends
-	if id == selfPeer {
+	if theirs.id == selfPeer {
 		their = mine
 	}
 	src, dst := layout.Cache(theirs.Layout), own.layout
@@ -310,35 +286,40 @@ func (n *Node) pair(id core.PeerID, node string, r *remote, own *group, theirs *
 	slices.SortStableFunc(ev.Backends, func(a, b string) int { return r.down(a) - r.down(b) })
 	if err := layout.Compatible(src, dst); err != nil {
 		ev.Backends, ev.Reason, ev.Detail = nil, statemachine.LayoutMismatch, err.Error()
-		n.refuseGroup(node, id, own, theirs, err)
+		p.field = "layout"
+		if m, ok := err.(*layout.Mismatch); ok {
+			p.field = "layout." + m.Field
+		}
+		n.refuseGroup(own, theirs, err)
 	} else if len(ev.Backends) == 0 {
 		ev.Reason, ev.Detail = statemachine.BackendDown, "the two engines have no transfer backend in common"
-	}
-	told := fmt.Sprint(ev.Role, ev.Size, ev.Backends, ev.Reason, ev.Detail)
-	if pair := [2]string{own.name, theirs.Name}; r.paired[pair] != told {
-		r.paired[pair] = told
-		n.events = append(n.events, ev)
 	}
 }
 
 // refusalKey is a pair of groups that a peer has been told cannot work together.
 type refusalKey struct{ own, node, theirs string }
 
-func (n *Node) refuseGroup(node string, id core.PeerID, own *group, theirs *peer.Group, err error) {
-	key := refusalKey{own.name, node, theirs.Name}
-	if n.refused[key] == err.Error() {
-		return
+// noteRefusal logs a refusal, once; new says that this is the first time.
+func (n *Node) noteRefusal(node, own, theirs, detail string) (first bool) {
+	key := refusalKey{own, node, theirs}
+	if n.refused[key] == detail {
+		return false
 	}
-	n.refused[key] = err.Error()
-	n.log.Error("groups cannot work together", "group", own.name, "peer", node, "peer_group", theirs.Name, "err", err)
-	if id == selfPeer {
+	n.refused[key] = detail
+	n.log.Error("groups cannot work together", "group", own, "peer", node, "peer_group", theirs, "err", detail)
+	return true
+}
+
+// refuseGroup tells a peer which of its groups cannot work with one of ours.
+func (n *Node) refuseGroup(own *group, theirs *part, err error) {
+	if !n.noteRefusal(theirs.node, own.name, theirs.Name, err.Error()) || theirs.id == selfPeer {
 		return
 	}
 	r := peer.Refusal{Code: peer.RefusedFingerprint, Group: own.name, PeerGroup: theirs.Name, Detail: err.Error()}
 	if mm, ok := err.(*layout.Mismatch); ok {
 		r.Field = mm.Field
 	}
-	n.links.Refuse(node, r)
+	n.links.Refuse(theirs.node, r)
 }
 
 // common returns the names of order that are in other too.

@@ -20,6 +20,7 @@ type Engine struct {
 	Plugs   []admin.PluginInfo
 	Engines []admin.PeerInfo
 	Models  []admin.GroupInfo
+	Grounds map[string][]string // why of a group
 	Drained admin.DrainResult
 	Err     error // of every call
 
@@ -127,6 +128,15 @@ func (e *Engine) Peers(context.Context) ([]admin.PeerInfo, error) { return e.Eng
 // Groups returns Models.
 func (e *Engine) Groups(context.Context) ([]admin.GroupInfo, error) { return e.Models, e.Err }
 
+// GroupWhy answers from Grounds.
+func (e *Engine) GroupWhy(_ context.Context, name string) ([]string, error) {
+	w, ok := e.Grounds[name]
+	if !ok && e.Err == nil {
+		return nil, fmt.Errorf("group %q: %w", name, admin.ErrNotFound)
+	}
+	return w, e.Err
+}
+
 // Drain returns Drained.
 func (e *Engine) Drain(context.Context) (admin.DrainResult, error) {
 	e.called("drain")
@@ -155,9 +165,14 @@ func Sample() *Engine {
 			Epochs: []admin.PluginEpoch{{Epoch: 2, State: "ready", PID: 4130, UptimeNS: ns(time.Hour), BeatAgeNS: ns(300 * time.Millisecond), Ops: 3}}}},
 		Engines: []admin.PeerInfo{{Node: "decode-0", Address: "unix:/run/terminus/decode-0/peer.sock", Incarnation: 9, State: "ready", SinceNS: ns(3 * time.Hour), HeardNS: ns(200 * time.Millisecond), SameHost: true, Backends: []string{"tcp"}, Rooms: 1, OpsOut: 3}},
 		Models: []admin.GroupInfo{
-			{Name: "llama-d", Role: "destination", Node: "decode-0", Size: 2, Ranks: []int32{0}, Pools: 1, Detail: "rank 1 is missing"},
-			{Name: "llama-p", Role: "source", Node: "prefill-0", Size: 1, Ranks: []int32{0}, Complete: true, Pools: 1, Rooms: 2},
+			{Name: "llama-d", Role: "destination", Node: "decode-0", Size: 4, Ranks: []int32{0, 1}, Elsewhere: []int32{3}, Missing: []int32{2}},
+			{Name: "llama-d", Role: "destination", Node: "decode-1", Size: 4, Ranks: []int32{3}, Elsewhere: []int32{0, 1}, Missing: []int32{2}},
+			{Name: "llama-p", Role: "source", Node: "prefill-0", Here: true, Size: 1, Ranks: []int32{0}, Complete: true, Pools: 1, Rooms: 2, Pairs: []admin.GroupPair{
+				{Group: "llama-e", Node: "decode-2", Verdict: admin.PairUsable, Backends: []string{"tcp"}, Rooms: 2},
+				{Group: "mixtral-d", Node: "decode-3", Verdict: admin.PairRefused, Reason: "layout_mismatch", Field: "layout.page_tokens", Detail: "layout.page_tokens: source has 16, destination has 32"},
+			}, Detail: "with mixtral-d: layout_mismatch: layout.page_tokens: source has 16, destination has 32"},
 		},
+		Grounds: map[string][]string{"llama-d": {"group \"llama-d\" (destination, 4 ranks) waits for rank 2 to connect, with ranks 0 and 1 at \"decode-0\", rank 3 at \"decode-1\"."}},
 		Drained: admin.DrainResult{Clean: true},
 	}
 }

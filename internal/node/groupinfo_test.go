@@ -1,0 +1,116 @@
+package node_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	client "github.com/terminus-kv/terminus/clients/go"
+	"github.com/terminus-kv/terminus/internal/admin"
+)
+
+// TestGroupAtTwoEngines: a group whose ranks connect to two engines is shown by every engine, refused by name, and
+// works once its ranks sit on one.
+func TestGroupAtTwoEngines(t *testing.T) {
+	t.Parallel()
+	dir := tempDir(t)
+	a, b, c := start(t, dir, "a"), start(t, dir, "b"), start(t, dir, "c")
+	prefill := []*worker{dial(t, a, client.Source, "prefill", 0, 2, 4), dial(t, a, client.Source, "prefill", 1, 2, 4)}
+	first := dial(t, b, client.Destination, "decode", 0, 2, 4)
+	shown := func(e *engine, want string) {
+		t.Helper()
+		got := ""
+		defer func() {
+			if t.Failed() {
+				t.Logf("%s shows %s, want %s", e.cfg.Node, got, want)
+			}
+		}()
+		eventually(t, fmt.Sprintf("%s shows %s", e.cfg.Node, want), func() bool {
+			got = groups(t, e)
+			return got == want
+		})
+	}
+	shown(a, "decode@b [0] here=false elsewhere=[] missing=[1] pools=0; prefill@a [0 1] here=true elsewhere=[] missing=[] pools=2")
+	second := dial(t, c, client.Destination, "decode", 1, 2, 4)
+	refused := "refused layout_mismatch group"
+	for _, e := range []*engine{a, b, c} {
+		want := "decode@b [0] here=false elsewhere=[1] missing=[] pools=0"
+		if e == b {
+			want = "decode@b [0] here=true elsewhere=[1] missing=[] pools=1 with prefill@a " + refused
+		} else if e == a {
+			want += " with prefill@a " + refused
+		}
+		want += "; decode@c [1]"
+		switch e {
+		case a:
+			want += " here=false elsewhere=[0] missing=[] pools=0 with prefill@a " + refused + "; prefill@a [0 1] here=true elsewhere=[] missing=[] pools=2 with decode@b " + refused + " with decode@c " + refused
+		case b:
+			want += " here=false elsewhere=[0] missing=[] pools=0; prefill@a [0 1] here=false elsewhere=[] missing=[] pools=0 with decode@b " + refused
+		case c:
+			want += " here=true elsewhere=[0] missing=[] pools=1 with prefill@a " + refused + "; prefill@a [0 1] here=false elsewhere=[] missing=[] pools=0 with decode@c " + refused
+		}
+		shown(e, want)
+		why, err := e.admin.GroupWhy(context.Background(), "decode")
+		if want := `group "decode" (destination, 2 ranks) is refused: group "decode" spans engines, rank 0 at "b", rank 1 at "c": such groups are not served yet.`; err != nil || len(why) != 1 || why[0] != want {
+			t.Errorf("why at %s: %q, %v", e.cfg.Node, why, err)
+		}
+	}
+	if _, err := first.Open(short(t), client.OpenOptions{Room: 1, PeerGroup: "prefill"}); err == nil || !strings.Contains(err.Error(), `rank 1 at "c"`) {
+		t.Errorf("an open towards it: %v", err)
+	}
+	var e *client.Error
+	_, err := client.Dial(short(t), options(a.cfg.Worker.Socket, client.Destination, "decode", 1, 2))
+	if !errors.As(err, &e) || e.Code != "refused" || e.Field != "rank" || !strings.Contains(e.Message, `rank 1 of group "decode" is at engine "a" and at engine "c"`) {
+		t.Errorf("a rank that is elsewhere already: %v", err)
+	}
+	wrong := options(a.cfg.Worker.Socket, client.Destination, "decode", 2, 4)
+	if _, err = client.Dial(short(t), wrong); !errors.As(err, &e) || e.Field != "size" {
+		t.Errorf("another size: %v", err)
+	}
+
+	second.Close()
+	shown(b, "decode@b [0] here=true elsewhere=[] missing=[1] pools=1 with prefill@a usable; prefill@a [0 1] here=false elsewhere=[] missing=[] pools=0 with decode@b usable")
+	moved := dial(t, b, client.Destination, "decode", 1, 2, 4)
+	shown(b, "decode@b [0 1] here=true elsewhere=[] missing=[] pools=2 with prefill@a usable; prefill@a [0 1] here=false elsewhere=[] missing=[] pools=0 with decode@b usable")
+	shown(a, "decode@b [0 1] here=false elsewhere=[] missing=[] pools=0 with prefill@a usable; prefill@a [0 1] here=true elsewhere=[] missing=[] pools=2 with decode@b usable")
+	rooms := make([]*client.Room, 0, 4)
+	for rank, d := range []*worker{first, moved} {
+		r := openTo(t, d, 2)
+		must(t, r.Register(short(t), client.RegisterPart{Pool: d.pool, Pages: []int32{1}}))
+		s, err := prefill[rank].Open(short(t), client.OpenOptions{Room: 2})
+		must(t, err)
+		rooms = append(rooms, r, s)
+	}
+	eventually(t, "a room between them is counted", func() bool {
+		gs, err := b.admin.Groups(context.Background())
+		return err == nil && len(gs) == 2 && len(gs[0].Pairs) == 1 && gs[0].Pairs[0].Rooms == 1 && gs[1].Pairs[0].Rooms == 1
+	})
+	for i := range prefill {
+		must(t, rooms[2*i+1].Send(short(t), client.Chunk{Parts: []client.Part{{Pool: prefill[i].pool, Pages: []int32{2}}}, Last: true}))
+	}
+	for _, r := range rooms {
+		if st, err := r.WaitTerminal(short(t)); err != nil || st != client.Success {
+			t.Fatalf("%v, %v\n%s", st, err, explain(2))
+		}
+	}
+	if _, err := b.admin.GroupWhy(context.Background(), "nobody"); !errors.Is(err, admin.ErrNotFound) {
+		t.Errorf("why of a group that nobody hosts: %v", err)
+	}
+}
+
+// groups describes what an engine knows of groups, on one line.
+func groups(t *testing.T, e *engine) string {
+	gs, err := e.admin.Groups(context.Background())
+	must(t, err)
+	var out []string
+	for _, g := range gs {
+		s := fmt.Sprintf("%s@%s %v here=%t elsewhere=%v missing=%v pools=%d", g.Name, g.Node, g.Ranks, g.Here, g.Elsewhere, g.Missing, g.Pools)
+		for _, p := range g.Pairs {
+			s += strings.TrimRight(fmt.Sprintf(" with %s@%s %s %s %s", p.Group, p.Node, p.Verdict, p.Reason, p.Field), " ")
+		}
+		out = append(out, s)
+	}
+	return strings.Join(out, "; ")
+}
