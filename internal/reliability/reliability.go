@@ -22,15 +22,24 @@ type Fault struct {
 	Test  string `yaml:"test"`  // that fails without the mend
 }
 
-// Render returns RELIABILITY.md from the files in dir: sim.json, and faults.yaml.
+// Render returns RELIABILITY.md from the files in dir: a JSON file for each kind of run, and faults.yaml.
 func Render(dir string) (string, error) {
-	var run sim.Result
-	text, err := os.ReadFile(filepath.Join(dir, "sim.json"))
-	if err == nil {
-		err = json.Unmarshal(text, &run)
-	}
-	if err != nil {
-		return "", fmt.Errorf("result of the simulator: %w", err)
+	var (
+		simulated sim.Result
+		fuzzed    Fuzz
+	)
+	for _, r := range []struct {
+		file string
+		into any
+	}{{"sim.json", &simulated}, {"fuzz.json", &fuzzed}} {
+		file := filepath.Join(dir, r.file)
+		text, err := os.ReadFile(file)
+		if err == nil {
+			err = json.Unmarshal(text, r.into)
+		}
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", file, err)
+		}
 	}
 	faults, err := readFaults(dir)
 	if err != nil {
@@ -41,7 +50,15 @@ func Render(dir string) (string, error) {
 
 What was run, and what it found. This file is written by a test from docs/reliability; do not edit it
 (` + "`go test ./internal/reliability -update`" + `).
+`)
+	renderSim(&b, &simulated)
+	fuzzed.render(&b)
+	renderFaults(&b, faults)
+	return b.String(), nil
+}
 
+func renderSim(b *strings.Builder, run *sim.Result) {
+	b.WriteString(`
 ## Simulated clusters
 
 Two to eight engines of the shipped core on virtual time, with workers, plugins, links and a router, under faults
@@ -51,7 +68,7 @@ Two to eight engines of the shipped core on virtual time, with workers, plugins,
 |---|---|
 `)
 	row := func(name string, format string, args ...any) {
-		fmt.Fprintf(&b, "| %s | %s |\n", name, fmt.Sprintf(format, args...))
+		fmt.Fprintf(b, "| %s | %s |\n", name, fmt.Sprintf(format, args...))
 	}
 	row("schedules", "%d, of which %d have histories of their own", run.Schedules, run.Distinct)
 	row("events", "%d, %.0f a schedule", run.Events, float64(run.Events)/float64(max(run.Schedules, 1)))
@@ -64,11 +81,15 @@ Two to eight engines of the shipped core on virtual time, with workers, plugins,
 	row("again", "`%s`, history hash %s", run.Command, run.Hash)
 	b.WriteString("\n| promise | checked in each | broken |\n|---|---|---|\n")
 	for _, p := range sim.Promises() {
-		fmt.Fprintf(&b, "| %s | %s | %d |\n", p, p.Text(), run.Promises[p])
+		fmt.Fprintf(b, "| %s | %s | %d |\n", p, p.Text(), run.Promises[p])
 	}
 	b.WriteString(`
 Each promise has a mutant of the core, with the promise's rule off, that its checker finds (` + "`go test ./internal/sim -run Mutants -v`" + `).
+`)
+}
 
+func renderFaults(b *strings.Builder, faults []Fault) {
+	b.WriteString(`
 ## Faults found
 
 Found by these means and by the explorer, the hammers and the conformance suite, in this product, before anybody met them.
@@ -77,9 +98,8 @@ Found by these means and by the explorer, the hammers and the conformance suite,
 |---|---|---|
 `)
 	for _, f := range faults {
-		fmt.Fprintf(&b, "| %s | %s | `%s` |\n", f.Fault, f.By, f.Test)
+		fmt.Fprintf(b, "| %s | %s | `%s` |\n", f.Fault, f.By, f.Test)
 	}
-	return b.String(), nil
 }
 
 func readFaults(dir string) ([]Fault, error) {
