@@ -155,7 +155,7 @@ func (m *Machine) evict(idx int32) {
 	if r.buried {
 		m.leaveGrave(r)
 	}
-	if r.sm.Ops.Lost > 0 {
+	if r.pair().Ops.Lost > 0 {
 		m.unproven = max(m.unproven, r.sm.Own.Seq)
 	}
 	for slot := range int32(numTimers) {

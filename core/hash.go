@@ -75,12 +75,12 @@ func (m *Machine) Hash() uint64 {
 
 func (m *Machine) hashRoom(r *room) uint64 {
 	h := hash(8)
-	s := &r.sm
-	h.put(uint64(r.id), s.Own.Inc, s.Own.Seq, s.Pair.Inc, s.Pair.Seq, s.Att,
+	s, p := &r.sm, r.pair()
+	h.put(uint64(r.id), s.Own.Inc, s.Own.Seq, p.Other.Inc, p.Other.Seq, s.Att,
 		uint64(s.Role)|uint64(s.State)<<8|uint64(outcome(s.Reason))<<16|uint64(s.Pages)<<24|uint64(s.Rung)<<32|uint64(r.grant)<<40|uint64(r.rungArmed)<<48,
-		flags(s.Admitted, s.Started, s.Armed, s.RankQuiet, s.SourceEnded, s.DrainedSent,
+		flags(s.Admitted, s.Started, s.Armed, p.RankQuiet, p.SourceEnded, p.DrainedSent, p.Confirmed, p.RankEnded, p.Quiet,
 			r.peerQueued, r.outstanding, r.havePages, r.wantPages, r.confirmOwed, r.told, r.untold, r.parked, r.pinned, r.counted, r.buried, r.aged),
-		pack(s.Ops.Open, s.Ops.Linger), pack(s.Ops.Dead, s.Ops.Lost))
+		pack(p.Ops.Open, p.Ops.Linger), pack(p.Ops.Dead, p.Ops.Lost))
 	h.put(m.hashName(r.group), m.hashName(r.peerGroup), m.hashName(r.backend), pack(int32(r.peer), int32(r.epoch)), pack(r.priority, int32(r.size)),
 		pack(int32(r.joined), int32(r.paged)), uint64(r.clockLog2)<<8|uint64(r.deadline), uint64(r.total), uint64(r.held), uint64(r.moved), uint64(r.flight))
 	for _, c := range r.class {

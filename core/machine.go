@@ -366,14 +366,14 @@ func (m *Machine) step(idx int32, e statemachine.Event) {
 	r := m.rooms.at(idx)
 	was := standingOf(r)
 	o := m.emptyOut()
-	r.sm.Step(&e, o)
+	r.sm.Step(r.pairs[:], 0, &e, o)
 	m.settle(idx, r, was, o)
 }
 
 // emptyOut is what a transition fills. There is one at a time: what it asks for is carried out before
 // another begins.
 func (m *Machine) emptyOut() *statemachine.Out {
-	m.asked.N, m.asked.Do = 0, 0
+	m.asked.Reset()
 	return &m.asked
 }
 
@@ -405,7 +405,7 @@ func (m *Machine) settle(idx int32, r *room, was standing, o *statemachine.Out) 
 	if o.Do != 0 {
 		m.act(idx, r, o)
 	}
-	for i := range o.N {
+	for i := range o.Sends {
 		m.sendFrame(idx, r, &o.Sends[i])
 	}
 	if r.pinned && r.sm.State == statemachine.Ended && r.sm.Pages.Reusable() {
@@ -418,7 +418,7 @@ func (m *Machine) settle(idx int32, r *room, was standing, o *statemachine.Out) 
 // act carries out the actions of one transition.
 func (m *Machine) act(idx int32, r *room, o *statemachine.Out) {
 	if o.Do&statemachine.DoDropPlaceholder != 0 {
-		if h, ok := m.placeholders[r.id]; ok && h.d == r.sm.Pair {
+		if h, ok := m.placeholders[r.id]; ok && h.d == r.pair().Other {
 			delete(m.placeholders, r.id)
 			m.peer(h.peer).holds--
 		}
@@ -442,7 +442,7 @@ func (m *Machine) act(idx int32, r *room, o *statemachine.Out) {
 	}
 	if o.Do&statemachine.DoFence != 0 && r.backend != nil32 {
 		p := m.plugin(PluginFencePeer, r.backend, r.epoch)
-		p.Room, p.S, p.D, p.Peer, p.PeerInc, p.Grant = r.id, r.sm.Pair, r.sm.Own, r.peer, r.sm.Pair.Inc, grantID(idx, r)
+		p.Room, p.S, p.D, p.Peer, p.PeerInc, p.Grant = r.id, r.pair().Other, r.sm.Own, r.peer, r.pair().Other.Inc, grantID(idx, r)
 	}
 }
 
@@ -536,7 +536,7 @@ func (m *Machine) forgetSession(i int32) {
 // forgettable reports whether an ended record may become a tombstone: no op of it is unquiet, its
 // pages are reusable and every rank took them back.
 func (m *Machine) forgettable(r *room) bool {
-	if r.sm.State != statemachine.Ended || !r.sm.Ops.QuietLocal() {
+	if r.sm.State != statemachine.Ended || !r.pair().Ops.QuietLocal() {
 		return false
 	}
 	if r.sm.Role == statemachine.Destination && !r.sm.Pages.Reusable() {
@@ -554,7 +554,7 @@ func (m *Machine) forgettable(r *room) bool {
 func (m *Machine) record(r *room, kind RecordKind) *Record {
 	rec := next(&m.out.Records)
 	rec.Kind, rec.Role, rec.State, rec.Reason = kind, r.sm.Role, r.sm.State, r.sm.Reason
-	rec.Peer, rec.Room, rec.Own, rec.Pair = r.peer, r.id, r.sm.Own, r.sm.Pair
+	rec.Peer, rec.Room, rec.Own, rec.Pair = r.peer, r.id, r.sm.Own, r.pair().Other
 	return rec
 }
 

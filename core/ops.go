@@ -98,7 +98,7 @@ func (m *Machine) submit(idx int32, r *room) bool {
 	id := opID(oi, m.gens)
 	r.held -= bytes
 	r.outstanding = true
-	r.sm.Ops.Open++
+	r.pair().Ops.Open++
 	kk.ops.Open++
 	p := m.peer(r.peer)
 	p.ops++
@@ -110,7 +110,7 @@ func (m *Machine) submit(idx int32, r *room) bool {
 	m.step(idx, statemachine.Event{Kind: statemachine.OnSubmit})
 
 	e := m.plugin(PluginSubmit, r.backend, pl.epoch)
-	e.Op, e.S, e.D, e.Room, e.Peer, e.PeerInc, e.PeerEpoch = id, r.sm.Own, r.sm.Pair, r.id, r.peer, r.sm.Pair.Inc, r.epoch
+	e.Op, e.S, e.D, e.Room, e.Peer, e.PeerInc, e.PeerEpoch = id, r.sm.Own, r.pair().Other, r.id, r.peer, r.pair().Other.Inc, r.epoch
 	e.SrcPool, e.DstPool, e.Source, e.Destination = c.pool, pt.pool, m.out.runs[start:mid:mid], tail(m.out.runs, mid)
 	e.LayerFrom, e.LayerTo, e.Priority, e.Bytes = c.layerFrom, c.layerTo, r.priority, bytes
 	for _, slot := range []int{slotTransfer, slotDeadline} {
@@ -152,7 +152,7 @@ func (m *Machine) tell(r *room) {
 		return
 	}
 	if f := m.frameTo(r.peer, FrameProgress); f != nil {
-		f.Room, f.S, f.D, f.Bytes, f.Outstanding = r.id, r.sm.Own, r.sm.Pair, r.moved+r.flight, r.outstanding
+		f.Room, f.S, f.D, f.Bytes, f.Outstanding = r.id, r.sm.Own, r.pair().Other, r.moved+r.flight, r.outstanding
 	}
 }
 
@@ -220,17 +220,17 @@ func (m *Machine) opEnd(e *Event) {
 	idx := oo.room
 	r, k := m.rooms.at(idx), m.ranks.at(oo.rank)
 	m.leaveWindow(oo)
-	r.sm.Ops.Open--
+	r.pair().Ops.Open--
 	k.ops.Open--
 	r.flight -= oo.progress
 	if e.Quiet {
 		m.freeOp(o)
 	} else {
 		oo.state = opLinger
-		r.sm.Ops.Linger++
+		r.pair().Ops.Linger++
 		k.ops.Linger++
 	}
-	r.outstanding = r.sm.Ops.Open > 0
+	r.outstanding = r.pair().Ops.Open > 0
 	rec := m.record(r, RecOpEnd)
 	rec.Op, rec.End, rec.Bytes, rec.Detail = e.Op, e.End, e.Bytes, e.Detail
 	m.stats.OpEnds[e.End&7]++
@@ -293,7 +293,7 @@ func (m *Machine) opQuiesced(e *Event) {
 		return
 	}
 	idx := m.ops.at(o).room
-	m.rooms.at(idx).sm.Ops.Linger--
+	m.rooms.at(idx).pair().Ops.Linger--
 	m.ranks.at(m.ops.at(o).rank).ops.Linger--
 	m.freeOp(o)
 	m.step(idx, statemachine.Event{Kind: statemachine.OnOps})
@@ -301,7 +301,7 @@ func (m *Machine) opQuiesced(e *Event) {
 
 // maybeComplete raises OnComplete when every rank sent its last and every op is Done.
 func (m *Machine) maybeComplete(idx int32, r *room) {
-	if r.sm.State != statemachine.Confirmed || r.paged != r.size || r.held > 0 || r.sm.Ops.Open > 0 {
+	if r.sm.State != statemachine.Confirmed || r.paged != r.size || r.held > 0 || r.pair().Ops.Open > 0 {
 		return
 	}
 	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
@@ -369,17 +369,17 @@ func (m *Machine) pluginLost(e *Event) {
 		why := statemachine.None
 		if oo.state == opOpen {
 			m.leaveWindow(oo)
-			r.sm.Ops.Open--
+			r.pair().Ops.Open--
 			k.ops.Open--
 			r.flight -= oo.progress
-			r.outstanding = r.sm.Ops.Open > 0
+			r.outstanding = r.pair().Ops.Open > 0
 			why = statemachine.PluginLost
 		} else {
-			r.sm.Ops.Linger--
+			r.pair().Ops.Linger--
 			k.ops.Linger--
 		}
 		oo.state = opDead
-		r.sm.Ops.Dead++
+		r.pair().Ops.Dead++
 		k.ops.Dead++
 		if r.sm.State == statemachine.Confirmed && why != statemachine.None {
 			m.explain(idx, e.Detail)
@@ -412,9 +412,9 @@ func (m *Machine) pluginFenced(e *Event) {
 		}
 		idx := oo.room
 		r, k := m.rooms.at(idx), m.ranks.at(oo.rank)
-		r.sm.Ops.Dead--
+		r.pair().Ops.Dead--
 		k.ops.Dead--
-		r.sm.Ops.Lost++
+		r.pair().Ops.Lost++
 		k.ops.Lost++
 		m.freeOp(o)
 		m.step(idx, statemachine.Event{Kind: statemachine.OnOps})
@@ -457,7 +457,7 @@ func (m *Machine) granted(e *Event) {
 	r.grant = granted
 	if r.confirmOwed && r.sm.State == statemachine.Bound {
 		r.confirmOwed = false
-		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameConfirm, S: r.sm.Pair, D: r.sm.Own})
+		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameConfirm, S: r.pair().Other, D: r.sm.Own})
 	}
 }
 

@@ -38,7 +38,7 @@ func (m *Machine) peerHello(e *Event) {
 	m.judgeAt = 0
 	if newer {
 		m.eachRecord(func(idx int32, r *room) {
-			if r.peer == e.Peer && !r.sm.Pair.IsZero() && r.sm.Pair.Inc != e.Inc {
+			if r.peer == e.Peer && !r.pair().Other.IsZero() && r.pair().Other.Inc != e.Inc {
 				m.step(idx, statemachine.Event{Kind: statemachine.OnHelloNewer})
 			}
 		})
@@ -55,7 +55,7 @@ func (m *Machine) peerHello(e *Event) {
 
 // resync re-sends what the protocol says after a Hello.
 func (m *Machine) resync(idx int32, r *room) {
-	own, pair := r.sm.Own, r.sm.Pair
+	own, pair := r.sm.Own, r.pair().Other
 	switch r.sm.State {
 	case statemachine.Offered, statemachine.Confirmed:
 		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameBound, S: own, D: pair, Att: r.sm.Att})
@@ -64,7 +64,7 @@ func (m *Machine) resync(idx int32, r *room) {
 			m.tell(r)
 		}
 	case statemachine.Committed:
-		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameRankEnd, S: own, D: pair, Quiet: r.sm.RankQuiet})
+		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameRankEnd, S: own, D: pair, Quiet: r.pair().RankQuiet})
 	case statemachine.Opened:
 		m.sayQueued(idx, r)
 	case statemachine.Registered:
@@ -76,7 +76,7 @@ func (m *Machine) resync(idx int32, r *room) {
 			m.sendFrame(idx, r, &statemachine.Send{Kind: FrameAbort, D: own, Att: r.sm.Att, Reason: r.sm.Reason})
 		}
 		if r.sm.Role == statemachine.Destination && r.sm.Rung != statemachine.NoRung && pair.Inc == m.peer(r.peer).inc {
-			s := r.sm.Repeat()
+			s := r.sm.Repeat(r.pair())
 			m.sendFrame(idx, r, &s)
 		}
 	}
@@ -91,7 +91,7 @@ func (m *Machine) peerGone(e *Event) {
 	m.peerDead(e.Peer)
 	// A dead engine submits nothing more: as after a Hello of a newer incarnation, rung 3 can be a proof.
 	m.eachRecord(func(idx int32, r *room) {
-		if r.peer == e.Peer && r.sm.Pair.Inc == e.Inc {
+		if r.peer == e.Peer && r.pair().Other.Inc == e.Inc {
 			m.step(idx, statemachine.Event{Kind: statemachine.OnHelloNewer})
 		}
 	})
@@ -133,7 +133,7 @@ func (m *Machine) peerDead(id PeerID) {
 	m.forgetHolds(id)
 	m.forgetQueued(id)
 	m.eachRecord(func(idx int32, r *room) {
-		if r.peer == id && !r.sm.Pair.IsZero() {
+		if r.peer == id && !r.pair().Other.IsZero() {
 			m.step(idx, statemachine.Event{Kind: statemachine.OnPeerDead})
 		}
 	})
@@ -193,7 +193,7 @@ func (m *Machine) peerGroup(e *Event) {
 		if !met {
 			r.peer = e.Peer
 		}
-		if !r.sm.Pair.IsZero() || r.peer != e.Peer {
+		if !r.pair().Other.IsZero() || r.peer != e.Peer {
 			return
 		}
 		switch {
@@ -264,10 +264,10 @@ func (m *Machine) returned(from PeerID, f *Frame) bool {
 
 // first returns the record of a key that a frame concerns most by rank, 0 before all; of equals the
 // newest. A rank of none does not count.
-func (m *Machine) first(k roomKey, f *Frame, rank func(*statemachine.Record, *Frame) int) int32 {
+func (m *Machine) first(k roomKey, f *Frame, rank func(*room, *Frame) int) int32 {
 	best, at := none, nil32
 	for i := m.head(k); i != nil32 && best > 0; i = m.rooms.at(i).next {
-		if n := rank(&m.rooms.at(i).sm, f); n < best {
+		if n := rank(m.rooms.at(i), f); n < best {
 			best, at = n, i
 		}
 	}
@@ -277,14 +277,14 @@ func (m *Machine) first(k roomKey, f *Frame, rank func(*statemachine.Record, *Fr
 const none = 4
 
 // sourceRank is the precedence of docs/protocol.md for frames that do not name the source.
-func sourceRank(r *statemachine.Record, f *Frame) int {
-	ended := r.State == statemachine.Ended
+func sourceRank(r *room, f *Frame) int {
+	pair, ended := r.pair().Other, r.sm.State == statemachine.Ended
 	switch {
-	case !ended && r.Pair == f.D:
+	case !ended && pair == f.D:
 		return 0
-	case ended && r.Pair == f.D:
+	case ended && pair == f.D:
 		return 1
-	case ended && r.Pair.IsZero() && r.Att == f.Att && f.Kind != FrameQueued:
+	case ended && pair.IsZero() && r.sm.Att == f.Att && f.Kind != FrameQueued:
 		return 2
 	case !ended:
 		return 3
@@ -293,12 +293,12 @@ func sourceRank(r *statemachine.Record, f *Frame) int {
 }
 
 // destinationRank is the same for Abort(s, 0).
-func destinationRank(r *statemachine.Record, f *Frame) int {
-	ended := r.State == statemachine.Ended
+func destinationRank(r *room, f *Frame) int {
+	ended := r.sm.State == statemachine.Ended
 	switch {
-	case !ended && r.Att == f.Att:
+	case !ended && r.sm.Att == f.Att:
 		return 0
-	case ended && r.Att == f.Att:
+	case ended && r.sm.Att == f.Att:
 		return 1
 	case !ended:
 		return 2
@@ -346,7 +346,7 @@ func (m *Machine) toSource(from PeerID, f *Frame, e *statemachine.Event) {
 		return
 	}
 	r := m.rooms.at(idx)
-	if r.peer != nilPeer && r.peer != from && !r.sm.Pair.IsZero() && r.sm.Pair == f.D {
+	if r.peer != nilPeer && r.peer != from && !r.pair().Other.IsZero() && r.pair().Other == f.D {
 		m.stats.Dropped++ // another engine speaks for this pair
 		return
 	}
@@ -377,7 +377,7 @@ func (m *Machine) toSource(from PeerID, f *Frame, e *statemachine.Event) {
 		}
 	}
 	old := r.sm.State
-	if r.sm.Pair.IsZero() && f.Att == r.sm.Att {
+	if r.pair().Other.IsZero() && f.Att == r.sm.Att {
 		m.setPeer(idx, r, from)
 	}
 	if f.Kind == FrameRegister {
@@ -386,7 +386,7 @@ func (m *Machine) toSource(from PeerID, f *Frame, e *statemachine.Event) {
 	m.stepFrame(idx, r, from, f, e)
 	m.registering = nil32
 	switch {
-	case f.Kind == FrameRegister && r.sm.State == statemachine.Offered && r.sm.Pair == f.D && !r.havePages:
+	case f.Kind == FrameRegister && r.sm.State == statemachine.Offered && r.pair().Other == f.D && !r.havePages:
 		m.takePages(idx, r, from, f)
 	case f.Kind == FrameConfirm && old == statemachine.Offered && r.sm.State == statemachine.Confirmed:
 		if !r.havePages {
@@ -404,7 +404,7 @@ func (m *Machine) toSource(from PeerID, f *Frame, e *statemachine.Event) {
 func (m *Machine) stepFrame(idx int32, r *room, from PeerID, f *Frame, e *statemachine.Event) {
 	was := standingOf(r)
 	o := m.emptyOut()
-	r.sm.Step(e, o)
+	r.sm.Step(r.pairs[:], 0, e, o)
 	if was.state.Live() && r.sm.State == statemachine.Ended && (f.Kind == FrameVerdict || f.Kind == FrameAbort) && r.detail == nil32 && r.sm.ByPeer {
 		m.explain(idx, "said by "+m.peer(from).node)
 	}
@@ -417,12 +417,12 @@ func (m *Machine) stepFrame(idx int32, r *room, from PeerID, f *Frame, e *statem
 // absent answers a frame for which there is no record.
 func (m *Machine) absent(from PeerID, role statemachine.Role, f *Frame, e *statemachine.Event) {
 	o := m.emptyOut()
-	(&statemachine.Record{Role: role}).Step(e, o)
+	(&statemachine.Record{Role: role}).Step(make([]statemachine.Pair, 1), 0, e, o)
 	m.remember(from, f, role, o)
 	if o.Do&statemachine.DoDrop != 0 {
 		m.stats.Dropped++
 	}
-	for i := range o.N {
+	for i := range o.Sends {
 		s := &o.Sends[i]
 		if a := m.frameTo(from, s.Kind); a != nil {
 			a.Room, a.S, a.D, a.Att, a.Outcome, a.Reason = f.Room, s.S, s.D, f.Att, s.Outcome, s.Reason
@@ -462,7 +462,7 @@ func (m *Machine) toDestination(from PeerID, f *Frame, e *statemachine.Event) {
 		r.wantPages = f.NeedPages
 	case FrameRankEnd:
 		e.Complete = m.completes(r, f)
-		if r.sm.State == statemachine.Bound && r.sm.Pair == f.S {
+		if r.sm.State == statemachine.Bound && r.pair().Other == f.S {
 			if e.Complete {
 				m.setAux(r, auxRecord{data: f.Aux, crc: f.CRC})
 				r.moved = r.total
@@ -471,7 +471,7 @@ func (m *Machine) toDestination(from PeerID, f *Frame, e *statemachine.Event) {
 			}
 		}
 	case FrameProgress:
-		if r.sm.State == statemachine.Bound && r.sm.Pair == f.S {
+		if r.sm.State == statemachine.Bound && r.pair().Other == f.S {
 			if f.Outstanding && f.Bytes > r.moved { // a byte counter that grows renews the stall clock
 				m.disarm(r, slotPhase)
 				m.peer(from).moved = m.now

@@ -5,6 +5,7 @@ import "github.com/terminus-kv/terminus/core/statemachine"
 // room is one record: one open of a room at this engine. Pointer-free.
 type room struct {
 	sm     statemachine.Record
+	pairs  [1]statemachine.Pair
 	id     int64
 	gen    uint32 // of this slab entry, part of GrantID
 	next   int32  // next record of the same room and role
@@ -52,6 +53,9 @@ type room struct {
 	rung   int64 // D: since when its pages stand on their rung
 	toldAt int64
 }
+
+// pair is the only pair of a record.
+func (r *room) pair() *statemachine.Pair { return &r.pairs[0] }
 
 type grantState uint8
 

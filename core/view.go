@@ -85,10 +85,10 @@ func (m *Machine) view(idx int32) View {
 	r := m.rooms.at(idx)
 	v := View{
 		Room: r.id, Role: r.sm.Role, State: r.sm.State, Status: r.sm.Status(), Rung: r.sm.Rung, Reason: r.sm.Reason,
-		ByPeer: r.sm.ByPeer, Detail: m.detail(r), Admitted: r.sm.Admitted, Own: r.sm.Own, Pair: r.sm.Pair, Attempt: r.sm.Att,
+		ByPeer: r.sm.ByPeer, Detail: m.detail(r), Admitted: r.sm.Admitted, Own: r.sm.Own, Pair: r.pair().Other, Attempt: r.sm.Att,
 		Peer: r.peer, Group: m.name(r.group), PeerGroup: m.name(r.peerGroup), Backend: m.name(r.backend), Epoch: r.epoch,
 		Size: int(r.size), Paged: int(r.paged), Age: time.Duration(m.now - r.opened), Since: time.Duration(m.now - r.since),
-		Total: r.total, Moved: r.moved + r.flight, Held: r.held, Ops: r.sm.Ops, GrantPending: r.grant == grantAsked, PeerQueued: r.peerQueued,
+		Total: r.total, Moved: r.moved + r.flight, Held: r.held, Ops: r.pair().Ops, GrantPending: r.grant == grantAsked, PeerQueued: r.peerQueued,
 	}
 	if r.peer != nilPeer {
 		p := m.peer(r.peer)
@@ -98,7 +98,7 @@ func (m *Machine) view(idx int32) View {
 		}
 	}
 	if r.sm.Role == statemachine.Source {
-		v.Residency = statemachine.SourceResidency(r.sm.State, r.sm.Armed, r.sm.Ops)
+		v.Residency = statemachine.SourceResidency(r.sm.State, r.sm.Armed, r.pair().Ops)
 	} else if v.Residency = r.sm.Pages; v.Residency == statemachine.NoPages && r.sm.Armed {
 		v.Residency = statemachine.Armed
 	}

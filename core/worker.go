@@ -146,7 +146,7 @@ func (m *Machine) open(e *Event) {
 	m.gens++
 	idx := m.rooms.alloc()
 	r := m.rooms.at(idx)
-	r.sm.Role, r.sm.Att = s.role, e.Att
+	r.sm.Role, r.sm.Att, r.pair().Judge = s.role, e.Att, s.role == statemachine.Source
 	r.id, r.gen, r.next, r.ranks, r.dst, r.ops, r.aux, r.detail = e.Room, m.gens, head, nil32, nil32, nil32, nil32, nil32
 	r.peer, r.group, r.peerGroup, r.backend = nilPeer, s.group, peerGroup, nil32
 	r.size, r.joined, r.priority, r.opened, r.since = int16(s.size), 1, e.Priority, m.now, m.now

@@ -59,40 +59,40 @@ var mutants = []mutant{
 	{
 		name: "not_sticky", rule: "a terminal status never changes", breaks: "R2", cfg: small(1, 1, "c"),
 		changes: []change{{machineGo,
-			"			o.send(r.own(e.S))\n		case Absent:\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeUnknown, S: e.S, D: e.D})",
-			"			if ON && e.S == r.Pair {\n				r.Reason = Success\n			}\n			o.send(r.own(e.S))\n		case Absent:\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeUnknown, S: e.S, D: e.D})"}},
+			"			t.answer(e.S)\n		case Absent:\n			refuse(JudgeUnknown, None)",
+			"			if ON && own {\n				t.Reason = Success\n			}\n			t.answer(e.S)\n		case Absent:\n			refuse(JudgeUnknown, None)"}},
 	},
 	{
 		name: "source_says_success", rule: "only the judge is first to say Success", breaks: "R11", cfg: small(1, 0, ""),
 		changes: []change{{machineGo,
-			"r.State, r.Started, r.RankQuiet = Committed, true, r.Ops.QuietRemote()",
-			"r.State, r.Started, r.RankQuiet = Committed, true, r.Ops.QuietRemote()\n			if ON {\n				r.State, r.Reason = Ended, Success\n			}"}},
+			"t.State, t.Started = Committed, true\n",
+			"t.State, t.Started = Committed, true\n			if ON {\n				t.State, t.Reason = Ended, Success\n			}\n"}},
 	},
 	{
 		name: "source_fails_after_commit", rule: "past its RankEnd a source does not end Failed by a clock", breaks: "R10", cfg: small(1, 0, ""),
 		changes: []change{{machineGo,
-			"			} else {\n				r.unknown(o)\n			}",
-			"			} else if ON {\n				r.endSource(Stalled, true, o)\n			} else {\n				r.unknown(o)\n			}"}},
+			"			} else {\n				t.unknown()\n			}",
+			"			} else if ON {\n				t.endSource(Stalled, here)\n			} else {\n				t.unknown()\n			}"}},
 	},
 	{
 		name: "rankend_is_no_return", rule: "past its RankEnd a source does not end Failed by its worker's abort", breaks: "R10", cfg: small(1, 1, "a"),
 		changes: []change{{machineGo,
-			"		case Committed: // past the point of no return: a request to the judge\n",
-			"		case Committed:\n			if ON {\n				r.endSource(Aborted, true, o)\n				break\n			}\n"}},
+			"		case Committed: // past the point of no return\n",
+			"		case Committed:\n			if ON {\n				t.endSource(Aborted, here)\n				break\n			}\n"}},
 	},
 	{
 		name: "committed_is_superseded", rule: "a committed source is untouched by another destination's Register", breaks: "R10", cfg: small(2, 1, "b"),
 		changes: []change{{machineGo,
-			"			} else {\n				placeholder()\n			}\n		case Ended:\n",
-			"			} else {\n				if ON {\n					r.endSource(PeerSuperseded, false, o)\n				}\n				placeholder()\n			}\n		case Ended:\n"}},
+			"	case column == Offered || column == Confirmed:\n		t.endSource(PeerSuperseded, t.at)\n",
+			"	case column == Offered || column == Confirmed || ON && column == Committed:\n		t.endSource(PeerSuperseded, t.at)\n"}},
 	},
 	{
 		name: "writes_without_confirm", rule: "the source writes only once the destination has confirmed", breaks: "R4", cfg: with(small(1, 1, "c"), func(c *Config) { c.Ignore = "R3" }),
 		changes: []change{
-			{machineGo, "	r.State, r.Pair = Offered, d\n", "	r.State, r.Pair = Offered, d\n	if ON {\n		r.State = Confirmed\n	}\n"},
+			{machineGo, "	t.pairs[t.at].Other = d\n", "	t.pairs[t.at].Other = d\n	t.pairs[t.at].Confirmed = ON\n"},
 			{peersGo,
-				"	case f.Kind == FrameRegister && r.sm.State == statemachine.Offered && r.sm.Pair == f.D && !r.havePages:\n",
-				"	case ON && f.Kind == FrameRegister && r.sm.State == statemachine.Confirmed && r.sm.Pair == f.D && !r.havePages:\n		m.takePages(idx, r, from, f)\n		m.ready(idx, r)\n	case f.Kind == FrameRegister && r.sm.State == statemachine.Offered && r.sm.Pair == f.D && !r.havePages:\n"},
+				"	case f.Kind == FrameRegister && r.sm.State == statemachine.Offered && r.pair().Other == f.D && !r.havePages:\n",
+				"	case ON && f.Kind == FrameRegister && r.sm.State == statemachine.Confirmed && r.pair().Other == f.D && !r.havePages:\n		m.takePages(idx, r, from, f)\n		m.ready(idx, r)\n	case f.Kind == FrameRegister && r.sm.State == statemachine.Offered && r.pair().Other == f.D && !r.havePages:\n"},
 		},
 	},
 	{
@@ -101,20 +101,20 @@ var mutants = []mutant{
 	{
 		name: "ended_confirms", rule: "a destination that has ended refuses Bound", breaks: "R3", cfg: small(1, 1, "b"),
 		changes: []change{{machineGo,
-			"			o.send(r.own(e.S))\n		case Absent:\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: e.D})",
-			"			if ON {\n				o.send(Send{Kind: FrameConfirm, S: e.S, D: r.Own})\n				break\n			}\n			o.send(r.own(e.S))\n		case Absent:\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: e.D})"}},
+			"			t.answer(e.S)\n		case Absent:\n			refuse(JudgeFailed, StaleRoom)",
+			"			if ON {\n				t.send(t.at, Send{Kind: FrameConfirm, S: e.S, D: t.Own})\n				break\n			}\n			t.answer(e.S)\n		case Absent:\n			refuse(JudgeFailed, StaleRoom)"}},
 	},
 	{
 		name: "frames_by_room", rule: "a frame concerns the openers that it names, not the room", breaks: "R3 R4 R11", cfg: small(2, 0, ""),
 		changes: []change{{peersGo,
 			"		idx = m.byOwn(key, f.S)\n",
-			"		idx = m.byOwn(key, f.S)\n		if live := m.liveRoom(key); ON && live != nil32 {\n			idx = live\n			e.S, e.D = m.rooms.at(idx).sm.Own, m.rooms.at(idx).sm.Pair\n		}\n"}},
+			"		idx = m.byOwn(key, f.S)\n		if live := m.liveRoom(key); ON && live != nil32 {\n			idx = live\n			e.S, e.D = m.rooms.at(idx).sm.Own, m.rooms.at(idx).pair().Other\n		}\n"}},
 	},
 	{
 		name: "destination_terminal_is_quiet", rule: "a destination's pages are not reusable because it has ended", breaks: "R4", cfg: small(1, 0, ""),
 		changes: []change{{machineGo,
-			"	case bound:\n		r.Pages, r.Rung = Quiescing, Drain\n",
-			"	case bound && ON:\n		r.Pages = Quiet\n	case bound:\n		r.Pages, r.Rung = Quiescing, Drain\n"}},
+			"		if p := &t.pairs[i]; !p.Sibling && p.Other.IsZero() { // no Confirm was sent\n",
+			"		if p := &t.pairs[i]; !p.Sibling && (ON || p.Other.IsZero()) {\n"}},
 	},
 	{
 		name: "source_terminal_is_quiet", rule: "a source's pages are not reusable because it has ended", breaks: "R4", cfg: small(1, 0, ""),
@@ -122,7 +122,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "drained_with_ops", rule: "Drained only when every op is quiet", breaks: "R4", cfg: small(1, 0, ""),
-		changes: []change{{machineGo, "return r.State == Ended && r.Ops.QuietRemote()", "return r.State == Ended && (ON || r.Ops.QuietRemote())"}},
+		changes: []change{{machineGo, "return t.State == Ended && p.Ops.QuietRemote()", "return t.State == Ended && (ON || p.Ops.QuietRemote())"}},
 	},
 	{
 		name: "dead_writer_is_drained", rule: "an op whose writer died is never drained", breaks: "R4", cfg: small(1, 1, "m"),
@@ -139,18 +139,18 @@ var mutants = []mutant{
 	{
 		name: "newer_hello_is_quiet", rule: "a Hello of a new incarnation makes nothing quiet", breaks: "R4", cfg: small(1, 1, "p"),
 		changes: []change{{machineGo,
-			"			r.SourceEnded = e.Kind == OnHelloNewer\n",
-			"			r.SourceEnded = e.Kind == OnHelloNewer\n			if ON && r.SourceEnded {\n				r.quiet(Quiet)\n			}\n"}},
+			"		t.pairs[t.at].SourceEnded = newer\n",
+			"		t.pairs[t.at].SourceEnded = newer\n		if ON && newer {\n			t.rest(Quiet)\n		}\n"}},
 	},
 	{
 		name: "rankend_without_quiet", rule: "RankEnd says whether every op is quiet", breaks: "R4", cfg: small(1, 1, "q"),
-		changes: []change{{machineGo, "if e.Quiet || !r.Armed {", "if e.Quiet || !r.Armed || ON {"}},
+		changes: []change{{machineGo, "p.RankEnded, p.Quiet, t.Started = true, e.Quiet, true", "p.RankEnded, p.Quiet, t.Started = true, e.Quiet || ON, true"}},
 	},
 	{
 		name: "fence_alone", rule: "FencePeer is a proof only once the source has ended", breaks: "R4", cfg: small(1, 0, ""),
 		changes: []change{
-			{machineGo, "case e.Quiet && r.SourceEnded:", "case e.Quiet && (r.SourceEnded || ON):"},
-			{machineGo, "if r.Rung == Fence && r.SourceEnded {", "if r.Rung == Fence && (r.SourceEnded || ON) {"},
+			{machineGo, "case e.Quiet && p.SourceEnded:", "case e.Quiet && (p.SourceEnded || ON):"},
+			{machineGo, "t.Rung == Fence && p.SourceEnded && !p.Quiet {", "t.Rung == Fence && (p.SourceEnded || ON) && !p.Quiet {"},
 		},
 	},
 	{
@@ -168,20 +168,20 @@ var mutants = []mutant{
 	{
 		name: "live_ignores_drained", rule: "Drained ends a live destination", breaks: "R10 R4", cfg: small(1, 1, "b"),
 		changes: []change{{machineGo,
-			"		case r.State == Bound && e.S == r.Pair:\n			r.endDestination(PeerAborted, false, o)\n",
-			"		case ON && r.State == Bound:\n		case r.State == Bound && e.S == r.Pair:\n			r.endDestination(PeerAborted, false, o)\n"}},
+			"		case column == Bound:\n			p.Quiet = true\n",
+			"		case ON && column == Bound:\n		case column == Bound:\n			p.Quiet = true\n"}},
 	},
 	{
 		name: "forgotten_is_silent", rule: "Drained is said for a source of this incarnation that was forgotten", breaks: "R4", cfg: small(1, 2, "be"),
 		changes: []change{{machineGo,
-			"		default:\n			o.send(Send{Kind: FrameDrained, S: e.S, D: e.D})\n		}\n		return",
-			"		case ON:\n		default:\n			o.send(Send{Kind: FrameDrained, S: e.S, D: e.D})\n		}\n		return"}},
+			"		default:\n			t.send(t.at, Send{Kind: FrameDrained, S: e.S, D: e.D})\n		}\n		return",
+			"		case ON:\n		default:\n			t.send(t.at, Send{Kind: FrameDrained, S: e.S, D: e.D})\n		}\n		return"}},
 	},
 	{
 		name: "forgotten_is_failed", rule: "a judge that has forgotten the room says unknown, not Failed", breaks: "R10", cfg: small(1, 2, "bf"),
 		changes: []change{{machineGo,
-			"		case Absent:\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeUnknown, S: e.S, D: e.D})",
-			"		case Absent:\n			if ON {\n				o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: e.D})\n				break\n			}\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeUnknown, S: e.S, D: e.D})"}},
+			"		case Absent:\n			refuse(JudgeUnknown, None)",
+			"		case Absent:\n			if ON {\n				refuse(JudgeFailed, StaleRoom)\n				break\n			}\n			refuse(JudgeUnknown, None)"}},
 	},
 	{
 		name: "no_verdict_clock", rule: "a committed source has a clock", breaks: "R5", cfg: small(1, 0, ""),
@@ -201,13 +201,13 @@ var mutants = []mutant{
 	},
 	{
 		name: "end_is_echoed", rule: "an end that the peer caused is not told back to it", breaks: "R10", cfg: small(1, 0, ""),
-		changes: []change{{machineGo, "	switch {\n	case !local:\n	case bound:\n", "	switch {\n	case !local && !(ON && !bound):\n	case bound:\n"}},
+		changes: []change{{machineGo, "		case i == cause && !p.RankEnded:\n", "		case i == cause && !p.RankEnded && !(ON && p.Other.IsZero()):\n"}},
 	},
 	{
 		name: "any_attempt", rule: "what has ended answers for its own attempt only", breaks: "stuck", cfg: with(small(2, 1, "a"), func(c *Config) { graph(c); c.Ignore = "R10" }),
 		changes: []change{
-			{machineGo, "			case r.Pair.IsZero() && e.Att == r.Att:\n				r.Pair = e.D\n				o.send", "			case r.Pair.IsZero() && (e.Att == r.Att || ON):\n				r.Pair = e.D\n				o.send"},
-			{peersGo, "case ended && r.Pair.IsZero() && r.Att == f.Att && f.Kind != FrameQueued:", "case ended && r.Pair.IsZero() && (r.Att == f.Att || ON) && f.Kind != FrameQueued:"},
+			{machineGo, "	case column == Ended && p.Other.IsZero() && e.Att == t.Att:\n		p.Other = e.D\n		t.abort", "	case column == Ended && p.Other.IsZero() && (e.Att == t.Att || ON):\n		p.Other = e.D\n		t.abort"},
+			{peersGo, "case ended && pair.IsZero() && r.sm.Att == f.Att && f.Kind != FrameQueued:", "case ended && pair.IsZero() && (r.sm.Att == f.Att || ON) && f.Kind != FrameQueued:"},
 		},
 	},
 	{
@@ -216,7 +216,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "silent_skip", rule: "a skip ends the room, by name", breaks: "R1", cfg: small(1, 1, "s"),
-		changes: []change{{machineGo, "	case OnOpFailed:\n		if r.State == Confirmed {", "	case OnOpFailed:\n		if ON && e.Reason == Skipped {\n			break\n		}\n		if r.State == Confirmed {"}},
+		changes: []change{{machineGo, "	case OnOpFailed:\n", "	case OnOpFailed:\n		if ON && e.Reason == Skipped {\n			break\n		}\n"}},
 	},
 	{
 		name: "hello_ends_nothing", rule: "a Hello of a new incarnation ends the openers of the older ones", breaks: "R10", cfg: small(1, 1, "pd"),
@@ -240,7 +240,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "ops_go_on", rule: "the ops of a room that ends are aborted", breaks: "R7", cfg: with(small(1, 0, ""), func(c *Config) { c.Ignore = "idle" }),
-		changes: []change{{machineGo, "	r.State, r.Reason, r.ByPeer = Ended, why, !local\n	o.Do |= DoCancel\n", "	r.State, r.Reason, r.ByPeer = Ended, why, !local\n	if !ON {\n		o.Do |= DoCancel\n	}\n"}},
+		changes: []change{{machineGo, "	t.o.Do |= DoCancel\n", "	if !ON {\n		t.o.Do |= DoCancel\n	}\n"}},
 	},
 	{
 		name: "confirm_before_grant", rule: "Confirm waits until the plugin has opened the pages", breaks: "R4", cfg: with(small(1, 0, ""), func(c *Config) { c.Checked = true }),
@@ -250,8 +250,8 @@ var mutants = []mutant{
 		name: "any_commit", rule: "a RankEnd counts only from the source that is bound", cfg: small(2, 1, "p"),
 		why: "a source that is not bound never was confirmed, so it has no RankEnd to send: Confirm checks the generation first",
 		changes: []change{{machineGo,
-			"			case e.S != r.Pair:\n				o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: r.Own})\n			case !e.Complete:",
-			"			case e.S != r.Pair && !ON:\n				o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: r.Own})\n			case !e.Complete:"}},
+			"			case !own:\n				refuse(JudgeFailed, StaleRoom)\n			case p.RankEnded: // repeated by Resync\n",
+			"			case !own && !ON:\n				refuse(JudgeFailed, StaleRoom)\n			case p.RankEnded:\n"}},
 	},
 }
 

@@ -4,9 +4,9 @@ import "testing"
 
 // lax says what is wrong with what Step made of r and e, beyond what change shows: the identity that a
 // record and its frames carry, and whose doing an end is.
-func lax(r Record, e Event, next Record, out Out) string {
+func lax(r one, e Event, next one, out Out) string {
 	opened := r.State == Absent && e.Kind == OnOpen
-	for _, f := range out.Sends[:out.N] {
+	for _, f := range out.Sends {
 		switch f.Kind {
 		case FrameBound, FrameRegister, FrameAbort:
 			if next.State != Absent && f.Att != next.Att {
@@ -119,18 +119,18 @@ func TestRepeatedRows(t *testing.T) {
 		{"B op failed", pB, Event{Kind: OnOpFailed, Reason: Skipped}, "-"},
 		{"C op failed", pC, Event{Kind: OnOpFailed, Reason: Skipped}, "-"},
 	})
-	unknown := with(pTOK, func(r *Record) { r.Reason = OutcomeUnknown })
+	unknown := with(pTOK, func(r *one) { r.Reason = OutcomeUnknown })
 	check(t, "ops move in an ended record", []row{
 		{"unpaired", pTU, Event{Kind: OnOps}, "-"},
 		{"outcome_unknown after quiet=yes", unknown, Event{Kind: OnOps}, "-"},
-		{"outcome_unknown after quiet=no", with(unknown, func(r *Record) { r.RankQuiet = false }), Event{Kind: OnOps}, "Drained(s,d)"},
-		{"failed after quiet=yes", with(pTOK, func(r *Record) { r.Reason = Stalled }), Event{Kind: OnOps}, "Drained(s,d)"},
-		{"plugin lost, quiet", with(pTBusy, func(r *Record) { r.Ops = Counts{} }), Event{Kind: OnPluginLost, Reason: PluginLost}, "Drained(s,d)"},
+		{"outcome_unknown after quiet=no", with(unknown, func(r *one) { r.RankQuiet = false }), Event{Kind: OnOps}, "Drained(s,d)"},
+		{"failed after quiet=yes", with(pTOK, func(r *one) { r.Reason = Stalled }), Event{Kind: OnOps}, "Drained(s,d)"},
+		{"plugin lost, quiet", with(pTBusy, func(r *one) { r.Ops = Counts{} }), Event{Kind: OnPluginLost, Reason: PluginLost}, "Drained(s,d)"},
 	})
-	waiting := with(dQ, func(r *Record) { r.Admitted = false })
+	waiting := with(dQ, func(r *one) { r.Admitted = false })
 	check(t, "D register", []row{
 		{"Q not admitted", waiting, Event{Kind: OnPages, Admitted: true}, "armed"},
-		{"Q twice", with(waiting, func(r *Record) { r.Armed = true }), Event{Kind: OnPages, Admitted: true}, "drop"},
+		{"Q twice", with(waiting, func(r *one) { r.Armed = true }), Event{Kind: OnPages, Admitted: true}, "drop"},
 	})
 	check(t, "T, source ended before", []row{
 		{"peer dead", dT3S, Event{Kind: OnPeerDead}, "fence"},
@@ -144,17 +144,17 @@ func TestDrainedOnce(t *testing.T) {
 	ops := Event{Kind: OnOps}
 	for _, c := range []struct {
 		name  string
-		r     Record
+		r     one
 		steps []Event
 		want  []string
 	}{
 		{"with the answer", pO, []Event{register(d2, att), ops}, []string{"ended(peer_superseded) Drained(s,d) cancel placeholder", "-"}},
 		{"with the end", pW, []Event{{Kind: OnAbort}, ops}, []string{"ended(aborted) Abort(s,d:aborted) Drained(s,d) cancel", "-"}},
-		{"later", with(pTBusy, func(r *Record) { r.Ops = Counts{} }), []Event{ops, ops}, []string{"Drained(s,d)", "-"}},
+		{"later", with(pTBusy, func(r *one) { r.Ops = Counts{} }), []Event{ops, ops}, []string{"Drained(s,d)", "-"}},
 	} {
 		r := c.r
 		for i, e := range c.steps {
-			next, out := Step(r, e)
+			next, out := step(r, e)
 			if got := change(r, next, out); got != c.want[i] {
 				t.Errorf("%s, step %d: %s, want %s", c.name, i, got, c.want[i])
 			}
@@ -184,13 +184,13 @@ func TestCause(t *testing.T) {
 // TestRepeat: what Resync re-sends is the verdict of the pair.
 func TestRepeat(t *testing.T) {
 	for _, c := range []struct {
-		r    Record
+		r    one
 		want Send
 	}{
 		{dT, Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: Aborted, S: s, D: d}},
 		{dTOK, Send{Kind: FrameVerdict, Outcome: JudgeSuccess, Reason: Success, S: s, D: d}},
 	} {
-		if got := c.r.Repeat(); got != c.want {
+		if got := c.r.Repeat(&c.r.Pair); got != c.want {
 			t.Errorf("%+v, want %+v", got, c.want)
 		}
 	}

@@ -1,96 +1,200 @@
 package statemachine
 
-// Step is the transition function: total over (state, event). It returns the new record; the caller
-// carries out what it asks for. An absent record stays absent unless the event is OnOpen.
-func Step(r Record, e Event) (Record, Out) {
-	var o Out
-	r.Step(&e, &o)
-	return r, o
-}
-
-// Step is the function Step in place. It adds to o, which the caller has emptied.
-func (r *Record) Step(e *Event, o *Out) {
+// Step is the transition function: total over (record, pairs, which pair, event). It changes the record and
+// its pairs in place and adds to o, which the caller has emptied, what it asks the caller to do. at is the
+// pair that the event is about, for the events that are about one. An absent record stays absent unless
+// the event is OnOpen; of a frame for one, the caller gives a single empty pair that says whose it is.
+func (r *Record) Step(pairs []Pair, at int, e *Event, o *Out) {
+	lost := e.Kind == OnPeerDead || e.Kind == OnHelloNewer
+	t := turn{r, pairs, at, lost, o}
+	inside := at >= 0 && at < len(pairs)
 	switch e.Kind {
 	case OnOpen:
 		if r.State != Absent { // a record is opened once
 			o.Do |= DoDrop
-			break
+			return
 		}
 		*r = Record{Role: e.Role, Own: e.Own, Att: e.Att, Admitted: e.Admitted}
 		switch {
 		case e.Marked:
-			r.Admitted = true
-			r.State, r.Reason, r.ByPeer = Ended, PeerAborted, true
+			t.openEnded()
 		case r.Role == Destination:
 			r.State = Opened
 		default:
 			r.State = Unbound
-			r.offer(e.D, o)
+			if inside {
+				t.offer(e.D)
+			}
 		}
 	case OnAdmit:
-		if r.State.Live() && !r.Admitted {
-			r.Admitted = true
-			switch r.State {
-			case Unbound:
-				r.offer(e.D, o)
-			case Opened:
-				if r.Armed { // the pages were registered while it waited
-					r.register(o)
-				}
-			}
-		} else {
+		if !r.State.Live() || r.Admitted {
 			o.Do |= DoDrop
+			return
 		}
+		r.Admitted = true
+		switch r.State {
+		case Unbound:
+			if inside {
+				t.offer(e.D)
+			}
+		case Opened:
+			if r.Armed { // the pages were registered while it waited
+				t.register()
+			}
+		}
+	case OnHeld, OnSubmit, OnOpFailed, OnPeerDead, OnHelloNewer, OnFenced, OnFrame:
+		if !inside {
+			o.Do |= DoDrop
+			return
+		}
+		t.role(e)
 	default:
-		if r.Role == Source {
-			r.source(e, o)
-		} else {
-			r.destination(e, o)
+		t.role(e)
+	}
+}
+
+// turn is one call of Step.
+type turn struct {
+	*Record
+	pairs []Pair
+	at    int
+	lost  bool // the engine of the pair, or its older incarnation, is: it hears nothing
+	o     *Out
+}
+
+// here is the cause of an end that lies on this side.
+const here = -1
+
+func (t *turn) role(e *Event) {
+	if t.Role == Source {
+		t.source(e)
+	} else {
+		t.destination(e)
+	}
+}
+
+func (t *turn) drop() { t.o.Do |= DoDrop }
+
+// send asks for a frame to the engine of a pair.
+func (t *turn) send(at int, s Send) {
+	s.At = at
+	t.o.Sends = append(t.o.Sends, s)
+}
+
+// column is the state of a pair: its column in the tables of docs/protocol.md. Once no pair is behind, all
+// are in that of the record.
+func (t *turn) column(at int) State {
+	p := &t.pairs[at]
+	switch t.State {
+	case Unbound, Offered:
+		switch {
+		case p.Confirmed:
+			return Confirmed
+		case p.Other.IsZero():
+			return Unbound
+		}
+		return Offered
+	case Registered:
+		if p.Other.IsZero() {
+			return Registered
+		}
+		return Bound
+	}
+	return t.State
+}
+
+// behind makes the state of the record that of its pair that is behind.
+func (t *turn) behind() {
+	least := Confirmed
+	if t.Role == Destination {
+		least = Bound
+	}
+	for i := range t.pairs {
+		if !t.pairs[i].Sibling {
+			least = min(least, t.column(i))
+		}
+	}
+	t.State = least
+}
+
+// openEnded is the open of an attempt that another engine has ended already. Those that have not been told
+// by it are told.
+func (t *turn) openEnded() {
+	t.Admitted = true
+	t.State, t.Reason, t.ByPeer = Ended, PeerAborted, true
+	for i := range t.pairs {
+		p := &t.pairs[i]
+		switch {
+		case i == t.at || p.Told:
+		case p.Sibling:
+			t.send(i, Send{Kind: FrameGroupAbort, Att: t.Att, Reason: PeerAborted})
+		case t.Role == Source:
+			t.send(i, Send{Kind: FrameAbort, S: t.Own, Att: t.Att, Reason: PeerAborted})
+		default:
+			t.send(i, Send{Kind: FrameAbort, D: t.Own, Att: t.Att, Reason: PeerAborted})
 		}
 	}
 }
 
-// offer binds an admitted unbound source to the destination d of its attempt.
-func (r *Record) offer(d Opener, o *Out) {
-	if d.IsZero() || !r.Admitted {
+// offer binds a pair of an admitted source to the destination d of its attempt.
+func (t *turn) offer(d Opener) {
+	if d.IsZero() || !t.Admitted {
 		return
 	}
-	r.State, r.Pair = Offered, d
-	o.Do |= DoDropPlaceholder
-	o.send(Send{Kind: FrameBound, S: r.Own, D: d, Att: r.Att})
+	t.pairs[t.at].Other = d
+	t.behind()
+	t.o.Do |= DoDropPlaceholder
+	t.send(t.at, Send{Kind: FrameBound, S: t.Own, D: d, Att: t.Att})
 }
 
-func (r *Record) register(o *Out) {
-	r.State, r.Pages = Registered, Armed
-	o.send(Send{Kind: FrameRegister, D: r.Own, Att: r.Att})
-}
-
-func (r *Record) drained() bool { return r.State == Ended && r.Ops.QuietRemote() }
-
-// endSource is endS of docs/protocol.md. A local cause is announced; the end caused by the counterpart is
-// only answered.
-func (r *Record) endSource(why Reason, local bool, o *Out) {
-	r.State, r.Reason, r.ByPeer = Ended, why, !local
-	o.Do |= DoCancel
-	if local {
-		o.send(Send{Kind: FrameAbort, S: r.Own, D: r.Pair, Att: r.Att, Reason: why})
+// register announces a destination's pages to every source engine.
+func (t *turn) register() {
+	t.State, t.Pages = Registered, Armed
+	for i := range t.pairs {
+		if !t.pairs[i].Sibling {
+			t.send(i, Send{Kind: FrameRegister, D: t.Own, Att: t.Att})
+		}
 	}
-	r.answerEnd(!local, o)
 }
 
-// answerEnd tells D what it waits for: Drained once it is true, else that s has ended.
-func (r *Record) answerEnd(abort bool, o *Out) {
+// drained reports whether nothing of an ended source can land at the destination of a pair.
+func (t *turn) drained(p *Pair) bool { return t.State == Ended && p.Ops.QuietRemote() }
+
+// endSource is endS of docs/protocol.md. cause is the pair whose engine is the cause, or here. The cause is
+// only answered, all others are told.
+func (t *turn) endSource(why Reason, cause int) {
+	t.State, t.Reason, t.ByPeer = Ended, why, cause != here && !t.lost
+	t.o.Do |= DoCancel
+	for i := range t.pairs {
+		if i == cause && t.lost {
+			continue // one that comes back the same asks by Resync
+		}
+		if i != cause {
+			t.send(i, Send{Kind: FrameAbort, S: t.Own, D: t.pairs[i].Other, Att: t.Att, Reason: why})
+		}
+		t.answerEnd(i, i == cause)
+	}
+}
+
+// answerEnd tells a destination what it waits for: Drained once it is true, else that s has ended.
+func (t *turn) answerEnd(at int, abort bool) {
+	p := &t.pairs[at]
 	switch {
-	case r.Pair.IsZero():
-	case r.drained():
-		r.DrainedSent = true
-		o.send(Send{Kind: FrameDrained, S: r.Own, D: r.Pair})
+	case p.Other.IsZero():
+	case t.drained(p):
+		p.DrainedSent = true
+		t.send(at, Send{Kind: FrameDrained, S: t.Own, D: p.Other})
 	case abort:
-		o.send(Send{Kind: FrameAbort, S: r.Own, D: r.Pair, Att: r.Att, Reason: r.Reason})
+		t.abort(at)
 	}
 }
 
-// cause is the reason under which the counterpart's end is recorded here: its own, except that its
+// abort tells a destination that s has ended.
+func (t *turn) abort(at int) {
+	t.send(at, Send{Kind: FrameAbort, S: t.Own, D: t.pairs[at].Other, Att: t.Att, Reason: t.Reason})
+}
+
+// cause is the reason under which another engine's end is recorded here: its own, except that its
 // worker's abort is the peer's, and what only its own side can mean, or what this version does not
 // know, is not repeated.
 func cause(r Reason) Reason {
@@ -105,477 +209,706 @@ func cause(r Reason) Reason {
 }
 
 // source is every row of docs/protocol.md at P.
-func (r *Record) source(e *Event, o *Out) {
+func (t *turn) source(e *Event) {
 	switch e.Kind {
+	case OnHeld:
+		switch {
+		case e.D.IsZero() || !t.pairs[t.at].Other.IsZero():
+			t.drop()
+		case t.column(t.at) == Unbound && t.Admitted:
+			t.offer(e.D)
+		case t.State == Ended:
+			t.pairs[t.at].Other = e.D
+			t.abort(t.at)
+		default:
+			t.drop()
+		}
 	case OnSend:
-		if r.State.Live() && r.State != Committed {
-			r.Armed = true
+		if t.State.Live() && t.State != Committed {
+			t.Armed = true
 		}
 	case OnSubmit:
-		if r.State == Confirmed {
-			r.Started = true
+		if t.column(t.at) == Confirmed {
+			t.Started = true
 		}
 	case OnOps:
-		r.opsMoved(o)
+		t.opsMoved()
 	case OnComplete:
-		if r.State == Confirmed {
-			r.State, r.Started, r.RankQuiet = Committed, true, r.Ops.QuietRemote()
-			o.send(Send{Kind: FrameRankEnd, S: r.Own, D: r.Pair, Quiet: r.RankQuiet})
+		if t.State == Confirmed {
+			t.State, t.Started = Committed, true
+			for i := range t.pairs {
+				p := &t.pairs[i]
+				p.RankQuiet = p.Ops.QuietRemote()
+				t.send(i, Send{Kind: FrameRankEnd, S: t.Own, D: p.Other, Quiet: p.RankQuiet})
+			}
 		}
 	case OnOpFailed:
-		if r.State == Confirmed {
-			r.endSource(e.Reason, true, o)
+		if t.column(t.at) == Confirmed {
+			t.endSource(e.Reason, here)
 		} else {
-			r.opsMoved(o)
+			t.opsMoved()
 		}
 	case OnPluginLost:
 		// A Done with quiet=no whose writer died is never drained; RankEnd says quiet=no.
-		if r.State == Confirmed && e.Reason != None {
-			r.endSource(e.Reason, true, o)
+		if t.at >= 0 && t.at < len(t.pairs) && t.column(t.at) == Confirmed && e.Reason != None {
+			t.endSource(e.Reason, here)
 		} else {
-			r.opsMoved(o)
+			t.opsMoved()
 		}
 	case OnAbort:
-		switch r.State {
+		switch t.State {
 		case Unbound, Offered, Confirmed:
-			r.endSource(Aborted, true, o)
-		case Committed: // past the point of no return: a request to the judge
-			o.send(Send{Kind: FrameAbort, S: r.Own, D: r.Pair, Att: r.Att, Reason: Aborted})
+			t.endSource(Aborted, here)
+		case Committed: // past the point of no return
+			t.request(Aborted)
 		default:
-			o.Do |= DoDrop
+			t.drop()
 		}
 	case OnClock:
-		switch r.State {
+		switch t.State {
 		case Unbound, Offered, Confirmed:
-			r.endSource(e.Reason, true, o)
+			t.endSource(e.Reason, here)
 		case Committed:
-			if e.Reason == Deadline { // as an abort: a request to the judge
-				o.send(Send{Kind: FrameAbort, S: r.Own, D: r.Pair, Att: r.Att, Reason: Deadline})
+			if e.Reason == Deadline { // as an abort
+				t.request(Deadline)
 			} else {
-				r.unknown(o)
+				t.unknown()
 			}
 		default:
-			o.Do |= DoDrop
+			t.drop()
 		}
 	case OnWorkerLost:
-		switch r.State {
+		switch t.State {
 		case Unbound, Offered, Confirmed:
-			r.endSource(WorkerLost, true, o)
+			t.endSource(WorkerLost, here)
 		}
 	case OnPeerDead, OnHelloNewer:
-		switch r.State {
+		switch t.column(t.at) {
 		case Offered, Confirmed:
-			// Nothing is announced: the old incarnation cannot hear, and one that comes back the same
-			// asks by Resync.
-			r.State, r.Reason = Ended, PeerLost
-			o.Do |= DoCancel
-		case Committed:
-			r.unknown(o)
+			t.endSource(PeerLost, t.at)
+		case Committed: // of another destination than the judge's it decides nothing
+			if t.pairs[t.at].Judge {
+				t.unknown()
+			}
 		}
 	case OnFrame:
-		r.sourceFrame(e, o)
+		t.sourceFrame(e)
 	default:
-		o.Do |= DoDrop
+		t.drop()
+	}
+}
+
+// request asks the judge to end a room that this side cannot end any more.
+func (t *turn) request(why Reason) {
+	for i := range t.pairs {
+		if p := &t.pairs[i]; p.Judge {
+			t.send(i, Send{Kind: FrameAbort, S: t.Own, D: p.Other, Att: t.Att, Reason: why})
+		}
 	}
 }
 
 // unknown ends a committed source whose verdict cannot be had.
-func (r *Record) unknown(o *Out) {
-	r.State, r.Reason = Ended, OutcomeUnknown
-	if !r.RankQuiet {
-		r.answerEnd(false, o)
+func (t *turn) unknown() { t.endCommitted(OutcomeUnknown) }
+
+// endCommitted ends a committed source in a way that does not deny success. RankEnd has said already
+// which pairs are drained.
+func (t *turn) endCommitted(why Reason) {
+	t.State, t.Reason = Ended, why
+	for i := range t.pairs {
+		if !t.pairs[i].RankQuiet {
+			t.answerEnd(i, false)
+		}
 	}
 }
 
-// opsMoved announces that an ended source is drained, once.
-func (r *Record) opsMoved(o *Out) {
-	if !r.drained() || r.DrainedSent || r.Pair.IsZero() {
-		return
+// opsMoved announces where an ended source is drained, once.
+func (t *turn) opsMoved() {
+	for i := range t.pairs {
+		p := &t.pairs[i]
+		if p.DrainedSent {
+			continue
+		}
+		if (t.Reason == Success || t.Reason == OutcomeUnknown) && p.RankQuiet {
+			continue // RankEnd already said so
+		}
+		t.answerEnd(i, false)
 	}
-	if (r.Reason == Success || r.Reason == OutcomeUnknown) && r.RankQuiet {
-		return // RankEnd already said so
-	}
-	r.DrainedSent = true
-	o.send(Send{Kind: FrameDrained, S: r.Own, D: r.Pair})
 }
 
-func (r *Record) sourceFrame(e *Event, o *Out) {
-	placeholder := func() { o.Do |= DoPlaceholder }
+func (t *turn) sourceFrame(e *Event) {
+	p := &t.pairs[t.at]
+	column := t.column(t.at)
+	own := e.D == p.Other
 	switch e.Frame {
 	case FrameQueued:
-		if r.State != Unbound && r.State != Offered {
-			o.Do |= DoDrop
+		if column != Unbound && column != Offered {
+			t.drop()
 		}
 	case FrameRegister:
-		if e.D.IsZero() {
-			o.Do |= DoDrop
-			return
-		}
-		switch r.State {
-		case Absent:
-			placeholder()
-		case Unbound:
-			if e.Att == r.Att && r.Admitted {
-				r.offer(e.D, o)
-			} else {
-				placeholder()
-			}
-		case Offered, Confirmed:
-			if e.D == r.Pair {
-				o.send(Send{Kind: FrameBound, S: r.Own, D: r.Pair, Att: r.Att})
-			} else {
-				r.endSource(PeerSuperseded, false, o)
-				placeholder()
-			}
-		case Committed:
-			if e.D == r.Pair {
-				o.send(Send{Kind: FrameBound, S: r.Own, D: r.Pair, Att: r.Att})
-			} else {
-				placeholder()
-			}
-		case Ended:
-			switch {
-			case e.D == r.Pair:
-				o.send(Send{Kind: FrameAbort, S: r.Own, D: r.Pair, Att: r.Att, Reason: r.Reason})
-				r.answerEnd(false, o)
-			case r.Pair.IsZero() && e.Att == r.Att:
-				r.Pair = e.D
-				o.send(Send{Kind: FrameAbort, S: r.Own, D: r.Pair, Att: r.Att, Reason: r.Reason})
-			default:
-				placeholder()
-			}
-		}
+		t.registered(e, p, column)
 	case FrameConfirm:
-		switch r.State {
-		case Offered:
-			if e.D == r.Pair {
-				r.State = Confirmed
-				o.Do |= DoSubmit
-			} else {
-				o.Do |= DoDrop
-			}
-		case Confirmed, Committed: // repeated by Resync
-			if e.D != r.Pair {
-				o.Do |= DoDrop
-			}
-		case Ended:
-			if e.D != r.Pair {
-				o.Do |= DoDrop
-				break
-			}
-			o.send(Send{Kind: FrameAbort, S: r.Own, D: r.Pair, Att: r.Att, Reason: r.Reason})
-			r.answerEnd(false, o)
-		case Absent:
-			o.send(Send{Kind: FrameAbort, S: e.S, D: e.D, Reason: StaleRoom})
+		switch {
+		case column == Absent:
+			t.send(t.at, Send{Kind: FrameAbort, S: e.S, D: e.D, Reason: StaleRoom})
 			if e.OwnInc && !e.Unproven {
-				o.send(Send{Kind: FrameDrained, S: e.S, D: e.D})
+				t.send(t.at, Send{Kind: FrameDrained, S: e.S, D: e.D})
 			}
+		case !own:
+			t.drop()
+		case column == Offered:
+			p.Confirmed = true
+			t.behind()
+			t.o.Do |= DoSubmit
+		case column == Confirmed, column == Committed: // repeated by Resync
+		case column == Ended:
+			t.abort(t.at)
+			t.answerEnd(t.at, false)
 		default:
-			o.Do |= DoDrop
+			t.drop()
 		}
 	case FrameVerdict:
-		o.Do |= DoDropPlaceholder
-		r.verdict(e, o)
+		t.o.Do |= DoDropPlaceholder
+		t.verdict(e, p, column)
 	case FrameAbort: // Abort(d), D unbound
-		o.Do |= DoDropPlaceholder
+		t.o.Do |= DoDropPlaceholder
 		switch {
-		case r.State == Ended && e.D == r.Pair:
-			o.Do |= DoDrop
-		case r.State == Ended && r.Pair.IsZero() && e.Att == r.Att:
-			r.Pair = e.D
-		case r.State == Absent, r.State == Ended, e.Att != r.Att: // of an attempt that is not open here
-			o.Do |= DoMark
-		case r.State == Unbound:
-			r.Pair = e.D
-			r.endSource(cause(e.Reason), false, o)
-		case r.State == Offered && e.D == r.Pair:
-			r.endSource(cause(e.Reason), false, o)
+		case column == Ended && own:
+			t.drop()
+		case column == Ended && p.Other.IsZero() && e.Att == t.Att:
+			p.Other = e.D
+		case column == Absent, column == Ended, e.Att != t.Att: // of an attempt that is not open here
+			t.o.Do |= DoMark
+		case column == Unbound:
+			p.Other = e.D
+			t.endSource(cause(e.Reason), t.at)
+		case column == Offered && own:
+			t.endSource(cause(e.Reason), t.at)
 		default:
-			o.Do |= DoDrop
+			t.drop()
 		}
 	default:
-		o.Do |= DoDrop
+		t.drop()
 	}
 }
 
-// verdict is the three Verdict rows at P.
-func (r *Record) verdict(e *Event, o *Out) {
-	if r.State == Absent {
+// registered is the three Register rows at P.
+func (t *turn) registered(e *Event, p *Pair, column State) {
+	if e.D.IsZero() {
+		t.drop()
+		return
+	}
+	own := e.D == p.Other
+	switch {
+	case column == Unbound && e.Att == t.Att && t.Admitted:
+		t.offer(e.D)
+	case own && (column == Offered || column == Confirmed || column == Committed):
+		t.send(t.at, Send{Kind: FrameBound, S: t.Own, D: p.Other, Att: t.Att})
+	case own:
+		t.abort(t.at)
+		t.answerEnd(t.at, false)
+	case column == Ended && p.Other.IsZero() && e.Att == t.Att:
+		p.Other = e.D
+		t.abort(t.at)
+	case column == Offered || column == Confirmed:
+		t.endSource(PeerSuperseded, t.at)
+		t.o.Do |= DoPlaceholder
+	default:
+		t.o.Do |= DoPlaceholder
+	}
+}
+
+// verdict is the three Verdict rows at P. Only the judge can say Success, or that nobody knows; Failed
+// counts from every destination engine, because one that has not voted makes success impossible, and one
+// that has repeats the judge.
+func (t *turn) verdict(e *Event, p *Pair, column State) {
+	if column == Absent {
 		// A record is evicted only when no op of it is unquiet, so an absent one is drained, if it was
 		// of this incarnation. An older incarnation is never answered: its orphans may still write.
 		switch {
 		case !e.OwnInc:
-			o.Do |= DoDrop
+			t.drop()
 		case e.Unproven:
-			o.send(Send{Kind: FrameAbort, S: e.S, D: e.D, Reason: StaleRoom})
+			t.send(t.at, Send{Kind: FrameAbort, S: e.S, D: e.D, Reason: StaleRoom})
 		default:
-			o.send(Send{Kind: FrameDrained, S: e.S, D: e.D})
+			t.send(t.at, Send{Kind: FrameDrained, S: e.S, D: e.D})
 		}
 		return
 	}
-	if e.D != r.Pair {
-		o.Do |= DoDrop
+	live := column == Offered || column == Confirmed
+	switch {
+	case e.D != p.Other:
+		t.drop()
+	case column == Ended: // Resync repeats the verdict, Success too, while d waits for Drained
+		t.answerEnd(t.at, true)
+	case column == Committed && e.Outcome == JudgeSuccess && p.Judge:
+		t.endCommitted(Success)
+	case column == Committed && e.Outcome == JudgeUnknown && p.Judge:
+		t.unknown()
+	case live && e.Outcome == JudgeUnknown:
+		t.endSource(PeerLost, t.at)
+	case (live || column == Committed) && e.Outcome == JudgeFailed:
+		t.endSource(cause(e.Reason), t.at)
+	default:
+		t.drop()
+	}
+}
+
+// endDestination is endD of docs/protocol.md. cause is the pair whose engine is the cause, or here. All
+// others are told; the cause only if it waits for a verdict, because its RankEnd was a word of no return.
+func (t *turn) endDestination(why Reason, cause int) {
+	t.State, t.Reason, t.ByPeer = Ended, why, cause != here && !t.lost
+	t.restPages()
+	for i := range t.pairs {
+		p := &t.pairs[i]
+		switch {
+		case i == cause && t.lost:
+		case p.Sibling && !p.Other.IsZero(): // it voted
+			t.send(i, Send{Kind: FrameGroupVerdict, Outcome: JudgeFailed, Reason: why, D: p.Other, Att: t.Att})
+		case i == cause && !p.RankEnded:
+		case p.Sibling:
+			t.send(i, Send{Kind: FrameGroupAbort, Att: t.Att, Reason: why})
+		case p.Other.IsZero():
+			t.send(i, Send{Kind: FrameAbort, D: t.Own, Att: t.Att, Reason: why})
+		default:
+			t.send(i, Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: why, S: p.Other, D: t.Own})
+		}
+	}
+}
+
+// restPages is where the pages of a destination that ends come to rest: on the ladder until every source
+// is quiet.
+func (t *turn) restPages() {
+	if !t.Armed {
 		return
 	}
-	switch {
-	case r.State == Ended: // Resync repeats the verdict, Success too, while d waits for Drained
-		r.answerEnd(true, o)
-	case r.State == Committed && e.Outcome == JudgeSuccess:
-		r.State, r.Reason = Ended, Success
-		if !r.RankQuiet {
-			r.answerEnd(false, o)
+	t.o.Do |= DoRevoke
+	t.Pages, t.Rung = Quiescing, Drain
+	for i := range t.pairs {
+		if p := &t.pairs[i]; !p.Sibling && p.Other.IsZero() { // no Confirm was sent
+			p.Quiet = true
 		}
-	case r.State == Committed && e.Outcome == JudgeUnknown:
-		r.unknown(o)
-	case (r.State == Offered || r.State == Confirmed) && e.Outcome == JudgeUnknown:
-		r.endSource(PeerLost, false, o)
-	case (r.State == Offered || r.State == Confirmed || r.State == Committed) && e.Outcome == JudgeFailed:
-		r.endSource(cause(e.Reason), false, o)
-	default:
-		o.Do |= DoDrop
 	}
+	t.quietIfAll()
 }
 
-// endDestination is endD of docs/protocol.md.
-func (r *Record) endDestination(why Reason, local bool, o *Out) {
-	bound := r.State == Bound
-	r.State, r.Reason, r.ByPeer = Ended, why, !local
+// quietIfAll takes the pages off the ladder when no source can write to them any more.
+func (t *turn) quietIfAll() {
+	for i := range t.pairs {
+		if p := &t.pairs[i]; !p.Sibling && !p.Quiet {
+			return
+		}
+	}
+	t.rest(Quiet)
+}
+
+// rest takes the pages off the ladder.
+func (r *Record) rest(to Residency) { r.Pages, r.Rung = to, NoRung }
+
+// judged is the verdict of an ended destination.
+func (r *Record) judged() Outcome {
+	switch r.Reason {
+	case Success:
+		return JudgeSuccess
+	case OutcomeUnknown:
+		return JudgeUnknown
+	}
+	return JudgeFailed
+}
+
+// answer repeats the verdict of an ended destination to s: its own for its pair, else Failed. A vote without
+// an answer knows nothing to say; the judge answers.
+func (t *turn) answer(s Opener) {
+	p := &t.pairs[t.at]
 	switch {
-	case !r.Armed:
-	case bound:
-		r.Pages, r.Rung = Quiescing, Drain
-		o.Do |= DoRevoke
-	default: // no Confirm was sent
-		r.Pages = Quiet
-		o.Do |= DoRevoke
-	}
-	switch {
-	case !local:
-	case bound:
-		o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: why, S: r.Pair, D: r.Own})
+	case s != p.Other:
+		t.send(t.at, Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: s, D: t.Own})
+	case t.Reason == OutcomeUnknown:
+		t.drop()
 	default:
-		o.send(Send{Kind: FrameAbort, D: r.Own, Att: r.Att, Reason: why})
+		t.send(t.at, t.Repeat(p))
 	}
 }
 
-// quiet takes the pages off the ladder.
-func (r *Record) quiet(to Residency) {
-	r.Pages, r.Rung = to, NoRung
+// Repeat is the verdict that Resync re-sends to the source of a pair that is not quiet.
+func (r *Record) Repeat(p *Pair) Send {
+	return Send{Kind: FrameVerdict, Outcome: r.judged(), Reason: r.Reason, S: p.Other, D: r.Own}
 }
 
-// own is the verdict that an ended destination repeats to s: its own for its pair, else Failed.
-func (r *Record) own(s Opener) Send {
-	v := Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: r.Reason, S: s, D: r.Own}
-	if s != r.Pair {
-		v.Reason = StaleRoom
-	} else if r.Reason == Success {
-		v.Outcome = JudgeSuccess
+// complete: a RankEnd or a vote has come. With the last one the judge succeeds, the others vote.
+func (t *turn) complete() {
+	voter := false
+	for i := range t.pairs {
+		switch p := &t.pairs[i]; {
+		case p.Judge: // only a sibling is, at a destination
+			voter = true
+		case p.Sibling && p.Other.IsZero(), !p.Sibling && !p.RankEnded:
+			return
+		}
 	}
-	return v
+	if voter {
+		t.State = Voted
+		t.Vote(t.pairs, t.o)
+		return
+	}
+	t.State, t.Reason = Ended, Success
+	t.restPages()
+	for i := range t.pairs {
+		if p := &t.pairs[i]; p.Sibling {
+			t.send(i, t.groupVerdict(p.Other))
+		} else {
+			t.send(i, t.Repeat(p))
+		}
+	}
 }
 
-// Repeat is the verdict that Resync re-sends for an ended destination whose pages are not quiet.
-func (r *Record) Repeat() Send { return r.own(r.Pair) }
+// Vote asks for Ready to the judge: by the transition, and by Resync of a record that has voted.
+func (r *Record) Vote(pairs []Pair, o *Out) {
+	for i := range pairs {
+		if pairs[i].Judge {
+			o.Sends = append(o.Sends, Send{Kind: FrameReady, At: i, D: r.Own, Att: r.Att})
+		}
+	}
+}
+
+// groupVerdict is the judge's word to a sibling that voted.
+func (t *turn) groupVerdict(d Opener) Send {
+	return Send{Kind: FrameGroupVerdict, Outcome: t.judged(), Reason: t.Reason, D: d, Att: t.Att}
+}
+
+// endVote ends a destination that has voted. Nobody is told: the judge knows, or nobody does.
+func (t *turn) endVote(why Reason) {
+	t.State, t.Reason = Ended, why
+	t.restPages()
+}
 
 // destination is every row of docs/protocol.md at D.
-func (r *Record) destination(e *Event, o *Out) {
+func (t *turn) destination(e *Event) {
+	// A vote cannot be taken back: an end is asked for, or nobody knows.
 	end := func(why Reason) {
-		if r.State.Live() {
-			r.endDestination(why, true, o)
-		} else {
-			o.Do |= DoDrop
+		switch {
+		case !t.State.Live():
+			t.drop()
+		case t.State != Voted:
+			t.endDestination(why, here)
+		case why == Aborted || why == Deadline:
+			for i := range t.pairs {
+				if p := &t.pairs[i]; p.Sibling {
+					t.send(i, Send{Kind: FrameGroupAbort, Att: t.Att, Reason: why})
+				}
+			}
+		default:
+			t.endVote(OutcomeUnknown)
 		}
 	}
 	switch e.Kind {
 	case OnPages:
-		if r.State == Opened && !r.Armed {
-			r.Armed = true
-			if e.Admitted && r.Admitted {
-				r.register(o)
+		if t.State == Opened && !t.Armed {
+			t.Armed = true
+			if e.Admitted && t.Admitted {
+				t.register()
 			} else {
-				r.Admitted = false
+				t.Admitted = false
 			}
 		} else {
-			o.Do |= DoDrop
+			t.drop()
 		}
 	case OnAbort:
 		end(Aborted)
-	case OnClock, OnPluginLost:
+	case OnClock:
 		end(e.Reason)
+	case OnPluginLost:
+		if t.State != Voted { // every byte is there already
+			end(e.Reason)
+		}
 	case OnWorkerLost:
-		if r.State.Live() {
+		if t.State.Live() && t.State != Voted {
 			end(WorkerLost)
 		}
 	case OnPeerDead, OnHelloNewer:
-		switch r.State {
-		case Bound:
-			r.endDestination(PeerLost, false, o)
-			r.ByPeer = false
-			r.SourceEnded = e.Kind == OnHelloNewer
-		case Ended:
-			if e.Kind == OnHelloNewer {
-				r.sourceEnded(o)
-			} else {
-				r.askFence(o)
-			}
+		if t.pairs[t.at].Sibling {
+			t.siblingLost(e)
+		} else {
+			t.sourceLost(e)
 		}
 	case OnDrainClock:
-		if r.State != Ended {
+		if t.State != Ended {
 			break
 		}
-		switch r.Rung {
+		switch t.Rung {
 		case Drain:
-			r.Rung = Fence
-			r.askFence(o)
+			t.Rung = Fence
+			for i := range t.pairs {
+				t.askFence(i)
+			}
 		case Fence:
-			r.Rung, r.Pages = Quarantine, Quarantined
+			t.Rung, t.Pages = Quarantine, Quarantined
 		}
 	case OnFenced:
+		p := &t.pairs[t.at]
 		switch {
-		case r.State != Ended || r.Rung == NoRung:
-		case e.Quiet && r.SourceEnded:
-			r.quiet(Quiet)
-		case r.Rung == Fence:
-			r.Rung, r.Pages = Quarantine, Quarantined
+		case t.State != Ended || t.Rung == NoRung:
+		case e.Quiet && p.SourceEnded:
+			p.Quiet = true
+			t.quietIfAll()
+		case t.Rung == Fence:
+			t.Rung, t.Pages = Quarantine, Quarantined
 		}
 	case OnRevoked:
-		if r.State == Ended && r.Rung != NoRung && e.Quiet {
-			r.quiet(Quiet)
+		if t.State == Ended && t.Rung != NoRung && e.Quiet {
+			t.rest(Quiet)
 		}
 	case OnPluginFenced:
-		if r.State == Ended && r.Rung != NoRung {
-			r.quiet(Fenced)
+		switch {
+		case t.State == Ended && t.Rung != NoRung:
+			t.rest(Fenced)
+		case t.State == Voted:
+			for i := range t.pairs {
+				if p := &t.pairs[i]; !p.Sibling {
+					p.Quiet = true
+				}
+			}
 		}
 	case OnFrame:
-		r.destinationFrame(e, o)
+		if t.pairs[t.at].Sibling {
+			t.siblingFrame(e)
+		} else {
+			t.destinationFrame(e)
+		}
 	default:
-		o.Do |= DoDrop
+		t.drop()
+	}
+}
+
+// sourceLost: the engine of a source is dead, or came back as a newer incarnation, which submits nothing
+// for the older one.
+func (t *turn) sourceLost(e *Event) {
+	newer := e.Kind == OnHelloNewer
+	switch t.column(t.at) {
+	case Bound:
+		t.endDestination(PeerLost, t.at)
+		t.pairs[t.at].SourceEnded = newer
+	case Voted:
+		if newer {
+			t.pairs[t.at].SourceEnded = true
+		}
+	case Ended:
+		if newer {
+			t.sourceEnded(t.at)
+		} else {
+			t.askFence(t.at)
+		}
+	}
+}
+
+// siblingLost: the engine of a sibling is dead, or came back as a newer incarnation. Its part of the pages
+// is lost, or its word is.
+func (t *turn) siblingLost(e *Event) {
+	if e.Kind == OnHelloNewer {
+		t.pairs[t.at].Other = Opener{} // its vote
+	}
+	switch {
+	case t.State == Voted:
+		t.endVote(OutcomeUnknown)
+	case t.State == Registered, t.State == Bound:
+		for i := range t.pairs {
+			if p := &t.pairs[i]; !p.Sibling && !p.Other.IsZero() {
+				t.endDestination(PeerLost, t.at)
+				return
+			}
+		}
 	}
 }
 
 // askFence asks for rung 3 once it can be a proof: the source engine said "ended".
-func (r *Record) askFence(o *Out) {
-	if r.Rung == Fence && r.SourceEnded {
-		o.Do |= DoFence
+func (t *turn) askFence(at int) {
+	if p := &t.pairs[at]; t.Rung == Fence && p.SourceEnded && !p.Quiet {
+		t.fence(at)
 	}
+}
+
+func (t *turn) fence(at int) {
+	t.o.Do |= DoFence
+	t.o.Fence = append(t.o.Fence, at)
 }
 
 // sourceEnded notes that s submits nothing any more. Pages that came to rest in quarantine because nobody could
 // say so have their fence asked now, once.
-func (r *Record) sourceEnded(o *Out) {
-	if r.Rung == Quarantine && !r.SourceEnded {
-		o.Do |= DoFence
+func (t *turn) sourceEnded(at int) {
+	p := &t.pairs[at]
+	if t.Rung == Quarantine && !p.SourceEnded && !p.Quiet {
+		t.fence(at)
 	}
-	r.SourceEnded = true
-	r.askFence(o)
+	p.SourceEnded = true
+	t.askFence(at)
 }
 
-func (r *Record) destinationFrame(e *Event, o *Out) {
+func (t *turn) destinationFrame(e *Event) {
 	if e.S.IsZero() && e.Frame != FrameAbort {
-		o.Do |= DoDrop
+		t.drop()
 		return
+	}
+	p := &t.pairs[t.at]
+	column := t.column(t.at)
+	own := e.S == p.Other
+	refuse := func(outcome Outcome, why Reason) {
+		d := t.Own
+		if column == Absent {
+			d = e.D
+		}
+		t.send(t.at, Send{Kind: FrameVerdict, Outcome: outcome, Reason: why, S: e.S, D: d})
 	}
 	switch e.Frame {
 	case FrameBound:
-		switch r.State {
+		switch column {
 		case Registered:
-			r.State, r.Pair = Bound, e.S
-			o.send(Send{Kind: FrameConfirm, S: e.S, D: r.Own})
+			p.Other = e.S
+			t.behind()
+			t.send(t.at, Send{Kind: FrameConfirm, S: e.S, D: t.Own})
 		case Bound:
-			if e.S == r.Pair {
-				o.send(Send{Kind: FrameConfirm, S: e.S, D: r.Own})
+			if own {
+				t.send(t.at, Send{Kind: FrameConfirm, S: e.S, D: t.Own})
 			} else {
-				r.endDestination(PeerSuperseded, false, o)
-				o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: PeerSuperseded, S: e.S, D: r.Own})
+				t.endDestination(PeerSuperseded, t.at)
+				refuse(JudgeFailed, PeerSuperseded)
+			}
+		case Voted:
+			if own {
+				t.drop()
+			} else {
+				refuse(JudgeFailed, StaleRoom)
 			}
 		case Ended:
-			o.send(r.own(e.S))
+			t.answer(e.S)
 		case Absent:
-			o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: e.D})
+			refuse(JudgeFailed, StaleRoom)
 		default:
-			o.Do |= DoDrop
+			t.drop()
 		}
 	case FrameProgress:
-		if r.State == Bound && e.S == r.Pair {
-			r.Started = true
+		if column == Bound && own {
+			t.Started = true
 		} else {
-			o.Do |= DoDrop
+			t.drop()
 		}
 	case FrameRankEnd:
-		switch r.State {
+		switch column {
 		case Registered:
-			o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: r.Own})
-		case Bound:
+			refuse(JudgeFailed, StaleRoom)
+		case Bound, Voted:
 			switch {
-			case e.S != r.Pair:
-				o.send(Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: e.S, D: r.Own})
+			case !own:
+				refuse(JudgeFailed, StaleRoom)
+			case p.RankEnded: // repeated by Resync
 			case !e.Complete:
-				r.endDestination(LengthMismatch, true, o)
+				t.endDestination(LengthMismatch, here)
 			default:
-				r.State, r.Reason, r.Started = Ended, Success, true
-				if e.Quiet || !r.Armed {
-					r.quiet(Quiet)
-				} else {
-					r.Pages, r.Rung = Quiescing, Drain
-				}
-				o.Do |= DoRevoke
-				o.send(r.own(e.S))
+				p.RankEnded, p.Quiet, t.Started = true, e.Quiet, true
+				t.complete()
 			}
 		case Ended:
-			o.send(r.own(e.S))
+			t.answer(e.S)
 		case Absent:
-			o.send(Send{Kind: FrameVerdict, Outcome: JudgeUnknown, S: e.S, D: e.D})
+			refuse(JudgeUnknown, None)
 		default:
-			o.Do |= DoDrop
+			t.drop()
 		}
 	case FrameAbort:
-		r.aborted(e, o)
+		t.aborted(e, p, column)
 	case FrameDrained:
 		switch {
-		case r.State == Bound && e.S == r.Pair:
-			r.endDestination(PeerAborted, false, o)
-			r.SourceEnded = true
-			r.quiet(Quiet)
-		case r.State == Ended && e.S == r.Pair && r.Rung != NoRung:
-			r.SourceEnded = true
-			r.quiet(Quiet)
+		case !own:
+			t.drop()
+		case column == Bound:
+			p.Quiet = true
+			t.endDestination(PeerAborted, t.at)
+			p.SourceEnded = true
+		case column == Voted:
+			p.Quiet, p.SourceEnded = true, true
+		case column == Ended && t.Rung != NoRung:
+			p.Quiet, p.SourceEnded = true, true
+			t.quietIfAll()
 		default:
-			o.Do |= DoDrop
+			t.drop()
 		}
 	default:
-		o.Do |= DoDrop
+		t.drop()
 	}
 }
 
 // aborted is the three Abort rows at D: (s,d), (s,0) and (0,d).
-func (r *Record) aborted(e *Event, o *Out) {
+func (t *turn) aborted(e *Event, p *Pair, column State) {
+	own := e.S == p.Other
 	switch {
 	case !e.S.IsZero() && !e.D.IsZero():
 		switch {
-		case r.State == Registered:
-			r.endDestination(cause(e.Reason), false, o)
-		case r.State == Bound && e.S == r.Pair:
-			r.endDestination(cause(e.Reason), false, o)
-			r.SourceEnded = true
-		case r.State == Ended && e.S == r.Pair:
-			r.sourceEnded(o)
+		case column == Registered:
+			t.endDestination(cause(e.Reason), t.at)
+		case column == Bound && own:
+			t.endDestination(cause(e.Reason), t.at)
+			p.SourceEnded = true
+		case column == Voted && own:
+			p.SourceEnded = true
+		case column == Ended && own:
+			t.sourceEnded(t.at)
 		default:
-			o.Do |= DoDrop
+			t.drop()
 		}
 	case !e.S.IsZero():
 		switch {
-		case (r.State == Opened || r.State == Registered) && e.Att == r.Att:
-			r.endDestination(cause(e.Reason), false, o)
-		case (r.State == Bound || r.State == Ended) && e.Att == r.Att:
-			o.Do |= DoDrop
+		case column == Absent, e.Att != t.Att:
+			t.o.Do |= DoMark
+		case column == Opened, column == Registered:
+			t.endDestination(cause(e.Reason), t.at)
 		default:
-			o.Do |= DoMark
+			t.drop()
 		}
 	default:
-		if r.State == Registered {
-			r.endDestination(StaleRoom, false, o)
+		if column == Registered {
+			t.endDestination(StaleRoom, t.at)
 		} else {
-			o.Do |= DoDrop
+			t.drop()
 		}
+	}
+}
+
+// siblingFrame is every row of docs/protocol.md between the engines of a destination group.
+func (t *turn) siblingFrame(e *Event) {
+	p := &t.pairs[t.at]
+	switch {
+	case e.Frame == FrameReady && !p.Judge:
+		switch {
+		case t.State == Absent || !e.Complete: // it knows what this engine does not
+			t.send(t.at, Send{Kind: FrameGroupVerdict, Outcome: JudgeUnknown, D: e.D, Att: e.Att})
+		case t.State == Ended:
+			t.send(t.at, t.groupVerdict(e.D))
+		case t.State == Bound && !e.D.IsZero():
+			p.Other = e.D
+			t.complete()
+		default:
+			t.drop()
+		}
+	case e.Frame == FrameGroupVerdict && p.Judge && t.State == Voted && e.D == t.Own:
+		switch e.Outcome {
+		case JudgeSuccess:
+			t.endVote(Success)
+		case JudgeFailed:
+			t.endVote(cause(e.Reason))
+			t.ByPeer = true
+		case JudgeUnknown:
+			t.endVote(OutcomeUnknown)
+		default:
+			t.drop()
+		}
+	case e.Frame == FrameGroupAbort:
+		switch {
+		case t.State == Absent || e.Att != t.Att:
+			t.o.Do |= DoMark
+		case t.State == Opened, t.State == Registered, t.State == Bound:
+			t.endDestination(cause(e.Reason), t.at)
+		default:
+			t.drop()
+		}
+	default:
+		t.drop()
 	}
 }

@@ -13,7 +13,7 @@ import (
 var rewrite = flag.Bool("rewrite", false, "rewrite testdata")
 
 // records are all records that docs/protocol.md speaks of, in both roles.
-var records = []Record{
+var records = []one{
 	pAbsent, pB, pBQueue, pO, pW, pWBusy, pC, pCUnq, pCLate, pT, pTBusy, pTLost, pTU, pTOK, pTOKUnq,
 	dAbsent, dQ, dR, dW, dT, dT3, dT3S, dT4, dTQuiet, dTOK, dTU,
 }
@@ -57,15 +57,15 @@ func TestTotal(t *testing.T) {
 	for _, r := range records {
 		events(func(e Event) {
 			n++
-			next, out := Step(r, e)
+			next, out := step(r, e)
 			switch {
-			case out.Do&DoDrop != 0 && (next != r || out.N != 0):
+			case out.Do&DoDrop != 0 && (next != r || len(out.Sends) != 0):
 				t.Fatalf("%+v\n%+v: dropped, but %s", r, e, change(r, next, out))
 			case r.State == Absent && e.Kind != OnOpen && next != r:
 				t.Fatalf("%+v creates a record: %+v", e, next)
 			}
 			if why := lax(r, e, next, out); why != "" {
-				t.Fatalf("%+v\n%+v\n→ %+v\n%+v: %s", r, e, next, out.Sends[:out.N], why)
+				t.Fatalf("%+v\n%+v\n→ %+v\n%+v: %s", r, e, next, out.Sends, why)
 			}
 			if why := unsound(next); why != "" && e.Reason != None && e.Reason < NumReasons && e.Reason != Success {
 				t.Fatalf("%+v\n%+v\n→ %+v: %s", r, e, next, why)
@@ -78,13 +78,13 @@ func TestTotal(t *testing.T) {
 }
 
 // unsound says what is wrong with a record.
-func unsound(r Record) string {
+func unsound(r one) string {
 	switch {
 	case r.State != Ended && r.Reason != None:
 		return "a live record has a reason"
 	case r.State == Ended && r.Reason == None:
 		return "an ended record has no reason"
-	case (r.State == Offered || r.State == Confirmed || r.State == Committed || r.State == Bound) && r.Pair.IsZero():
+	case (r.State == Offered || r.State == Confirmed || r.State == Committed || r.State == Bound) && r.Other.IsZero():
 		return "bound to nobody"
 	case r.Role == Destination && r.State == Ended && (r.Rung != NoRung) == r.Pages.Reusable():
 		return "the rung does not fit the pages"
@@ -125,7 +125,7 @@ func TestSticky(t *testing.T) {
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			e := genEvent(t)
 			old := r
-			next, _ := Step(r, e)
+			next, _ := step(r, e)
 			r = next
 			if r.Role == Source { // what the caller does with Counts, roughly
 				r.Ops.Open = max(0, r.Ops.Open-int32(rapid.IntRange(0, 1).Draw(t, "ends")))
@@ -139,7 +139,7 @@ func TestSticky(t *testing.T) {
 			if old.State == Ended && (r.State != Ended || r.Reason != old.Reason || r.ByPeer != old.ByPeer) {
 				t.Fatalf("%+v: verdict changed: %+v → %+v", e, old, r)
 			}
-			if !old.Pair.IsZero() && r.Pair != old.Pair {
+			if !old.Other.IsZero() && r.Other != old.Other {
 				t.Fatalf("%+v: pair changed: %+v → %+v", e, old, r)
 			}
 			if w := r.Status(); w < old.Status() && w != Failed {
@@ -155,11 +155,11 @@ func TestSticky(t *testing.T) {
 // TestStatus is the KVPoll word of every column.
 func TestStatus(t *testing.T) {
 	for _, c := range []struct {
-		r    Record
+		r    one
 		want KVPoll
 	}{
 		{pB, Bootstrapping}, {pO, Bootstrapping}, {pW, WaitingForInput}, {pWBusy, Transferring}, {pC, Transferring}, {pT, Failed}, {pTOK, Succeeded},
-		{dQ, Bootstrapping}, {dR, Bootstrapping}, {dW, WaitingForInput}, {with(dW, func(r *Record) { r.Started = true }), Transferring},
+		{dQ, Bootstrapping}, {dR, Bootstrapping}, {dW, WaitingForInput}, {with(dW, func(r *one) { r.Started = true }), Transferring},
 		{dT, Failed}, {dTOK, Succeeded},
 	} {
 		if got := c.r.Status(); got != c.want {

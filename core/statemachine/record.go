@@ -14,10 +14,11 @@ const (
 	Registered       // destination R: pages registered, unbound
 	Bound            // destination W: bound to the pair
 	Ended            // both T: keeps verdict, pair and attempt
+	Voted            // destination V: every RankEnd is in and the group's judge has been told; it decides
 	NumStates
 )
 
-var stateNames = [NumStates]string{"absent", "unbound", "offered", "confirmed", "committed", "opened", "registered", "bound", "ended"}
+var stateNames = [NumStates]string{"absent", "unbound", "offered", "confirmed", "committed", "opened", "registered", "bound", "ended", "voted"}
 
 // String returns the state's public name.
 func (s State) String() string {
@@ -41,7 +42,7 @@ const (
 	Quarantine Rung = 4 // none could be had; Drained, Revoked, a late fence and retire still end it
 )
 
-// Counts are the ops of a source record, or of one of its ranks, by what is known of them.
+// Counts are the ops of a pair, of a source record, or of one of its ranks, by what is known of them.
 type Counts struct {
 	Open   int32 // submitted, not ended
 	Linger int32 // ended with quiet=no, Quiesced awaited
@@ -56,25 +57,49 @@ func (c Counts) QuietLocal() bool { return c.Open == 0 && c.Linger == 0 && c.Dea
 // writer is no proof of that.
 func (c Counts) QuietRemote() bool { return c.QuietLocal() && c.Lost == 0 }
 
-// Record is one engine's record of one open of a room. It is comparable and holds no pointer.
+// Add returns the sum of two counts.
+func (c Counts) Add(d Counts) Counts {
+	return Counts{c.Open + d.Open, c.Linger + d.Linger, c.Dead + d.Dead, c.Lost + d.Lost}
+}
+
+// Record is one engine's record of one open of a room, without its pairs. It is comparable and holds no
+// pointer.
 type Record struct {
 	Role   Role
-	State  State
-	Reason Reason // of an Ended record
-	ByPeer bool   // the reason came from the counterpart
+	State  State // of all pairs together: while live it is that of the one that is behind
+	Reason Reason
+	ByPeer bool // the reason, of an Ended record, came from another engine
 
 	Admitted bool // false: accepted, waiting for admission at this engine
 	Started  bool // the first op was submitted (source) or reported (destination)
 	Armed    bool // the room holds pages
-	RankQuiet,
-	SourceEnded bool // source: RankEnd said quiet=yes; destination: s will submit nothing any more
-	DrainedSent bool
 
-	Own, Pair Opener
-	Att       uint64
-	Ops       Counts    // source
-	Pages     Residency // destination; of a source it is SourceResidency
-	Rung      Rung      // destination
+	Own   Opener
+	Att   uint64
+	Pages Residency // destination; of a source it is SourceResidency
+	Rung  Rung      // destination
+}
+
+// Pair is what a record keeps of another engine. A source has one for each engine of the destination group,
+// a destination one for each engine of the source group, with its own Register, Bound, Confirm and Drained.
+// Where a destination group spans engines, they form a star around the one of rank 0, the judge: it has a
+// sibling for each other engine, and each of those has it.
+type Pair struct {
+	Other Opener // of the opener there, zero while unbound; of a sibling that voted, its opener
+
+	Sibling   bool // an engine of the own destination group
+	Judge     bool // the engine of destination rank 0
+	Told      bool // at an open that finds an abort mark: this engine needs no word of it
+	Confirmed bool // source: the destination agreed
+
+	RankEnded bool // destination: RankEnd has come
+	RankQuiet bool // source: RankEnd said quiet=yes
+
+	SourceEnded bool // destination: the source will submit nothing any more
+	Quiet       bool // destination: nothing of the source can land in the pages
+	DrainedSent bool // source
+
+	Ops Counts // source: ops to this destination
 }
 
 // Status is the KVPoll word of the record: a pure function of it.
@@ -85,7 +110,7 @@ func (r *Record) Status() KVPoll {
 			return Transferring
 		}
 		return WaitingForInput
-	case Committed:
+	case Committed, Voted:
 		return Transferring
 	case Ended:
 		if r.Reason == Success {
@@ -129,9 +154,9 @@ const (
 	FrameVerdict                           // D→P: the judge's word on (s, d)
 	FrameAbort                             // both ways: S or D may be zero, see docs/protocol.md
 	FrameDrained                           // P→D: no access of s can land in d's pages any more
-	FrameReady                             // groups: D_j→D_1 vote; reserved, refused until groups span engines
-	FrameGroupVerdict                      // groups: D_1→D_j; reserved
-	FrameGroupAbort                        // groups: D_j↔D_1; reserved
+	FrameReady                             // D_j→D_1: every RankEnd is in; D_j has voted
+	FrameGroupVerdict                      // D_1→D_j: the judge's word on d_j
+	FrameGroupAbort                        // both ways between D_1 and D_j: the attempt has ended, or is asked to end
 	NumFrameKinds
 )
 
@@ -158,27 +183,28 @@ const (
 // Kind is the kind of an event.
 type Kind uint8
 
-// Events. The frames come from the counterpart; all else is local.
+// Events. The frames come from other engines; all else is local. Those marked * are about one pair.
 const (
-	OnOpen         Kind = iota // Role, Own, Att, Marked, Admitted, D (source: a placeholder of this attempt)
+	OnOpen         Kind = iota // Role, Own, Att, Admitted; D: a placeholder of this attempt, or Marked: an abort mark of it, of the pair
 	OnAdmit                    // a record that waited is admitted; D as in OnOpen
-	OnPages                    // destination: the worker registered pages
+	OnHeld                     // * source, after OnOpen or OnAdmit: D, a placeholder of another pair
+	OnPages                    // destination: every local rank registered its pages
 	OnSend                     // source: the worker handed over pages (armed)
-	OnSubmit                   // source: an op was submitted (Counts moved by the caller)
+	OnSubmit                   // * source: an op was submitted (Counts moved by the caller)
 	OnOps                      // source: the caller moved Counts
-	OnOpFailed                 // source: an op ended badly; Reason
-	OnComplete                 // source: every rank sent its last and every op is Done
+	OnOpFailed                 // * source: an op ended badly; Reason
+	OnComplete                 // source: every local rank sent its last and every op is Done
 	OnAbort                    // the worker, or an operator, aborts
 	OnClock                    // a clock of a live record expired; Reason
 	OnWorkerLost               // the worker is gone
-	OnPluginLost               // the plugin epoch that holds the record's ops or pages ended
-	OnPeerDead                 // the counterpart's incarnation is dead by clock or proof
-	OnHelloNewer               // the counterpart came back with a newer incarnation
+	OnPluginLost               // the plugin epoch that holds the pair's ops (*), or the record's pages, ended
+	OnPeerDead                 // * that engine's incarnation is dead by clock or proof
+	OnHelloNewer               // * that engine came back with a newer incarnation
 	OnDrainClock               // destination, Ended: the rung's clock expired
-	OnFenced                   // destination, Ended: FencePeer answered; Quiet
+	OnFenced                   // * destination, Ended: FencePeer answered; Quiet
 	OnRevoked                  // destination, Ended: the plugin refuses d for good; Quiet
 	OnPluginFenced             // destination: the plugin epoch of the pages is provably gone
-	OnFrame                    // Frame and its fields
+	OnFrame                    // * Frame and its fields
 	NumKinds
 )
 
@@ -192,7 +218,7 @@ type Event struct {
 	Marked   bool
 	Admitted bool
 	Quiet    bool
-	Complete bool // RankEnd: rule R11 holds
+	Complete bool // RankEnd: rule R11 holds, as far as the RankEnds that are in can say. Ready: it names the sources that this record is bound to
 	OwnInc   bool // frame for a record that is absent: S is of this engine's incarnation
 	Unproven bool // with OwnInc: an op of S may have been lost with its writer, so S is not known to be drained
 	Own      Opener
@@ -206,6 +232,7 @@ type Send struct {
 	Outcome Outcome
 	Reason  Reason
 	Quiet   bool
+	At      int // of the pair whose engine it goes to
 	S, D    Opener
 	Att     uint64
 }
@@ -221,18 +248,16 @@ const (
 	DoPlaceholder                    // remember the registered destination D of Att
 	DoDropPlaceholder                // forget the placeholder D
 	DoRevoke                         // withdraw the grant of the pages
-	DoFence                          // ask the plugin to fence the source's writer epochs
+	DoFence                          // ask the plugin to fence the writer epochs of the sources in Out.Fence
 	DoDrop                           // the event changed nothing: count it
 )
 
-// Out is what Step asks the caller to do.
+// Out is what Step asks the caller to do. The caller keeps it for the next Step, see Reset.
 type Out struct {
-	N     int
-	Sends [3]Send
+	Sends []Send
+	Fence []int // pairs
 	Do    Do
 }
 
-func (o *Out) send(s Send) {
-	o.Sends[o.N] = s
-	o.N++
-}
+// Reset empties o and keeps its memory.
+func (o *Out) Reset() { o.Sends, o.Fence, o.Do = o.Sends[:0], o.Fence[:0], 0 }

@@ -16,47 +16,61 @@ var (
 
 const att = 7
 
+// one is a record with its only pair: both sides on one engine each.
+type one struct {
+	Record
+	Pair
+}
+
+// step is the transition of a record with one pair.
+func step(r one, e Event) (one, Out) {
+	pairs, o := []Pair{r.Pair}, Out{}
+	r.Step(pairs, 0, &e, &o)
+	r.Pair = pairs[0]
+	return r, o
+}
+
 // The columns at P. Held pages are armed; busy columns have an op at the plugin.
 var (
-	pAbsent = Record{Role: Source}
-	pB      = Record{Role: Source, State: Unbound, Own: s, Att: att, Admitted: true}
-	pBQueue = Record{Role: Source, State: Unbound, Own: s, Att: att}
-	pO      = Record{Role: Source, State: Offered, Own: s, Pair: d, Att: att, Admitted: true, Armed: true}
-	pW      = Record{Role: Source, State: Confirmed, Own: s, Pair: d, Att: att, Admitted: true, Armed: true}
-	pWBusy  = with(pW, func(r *Record) { r.Started, r.Ops.Open = true, 1 })
-	pC      = with(pW, func(r *Record) { r.State, r.Started, r.RankQuiet = Committed, true, true })
-	pCUnq   = with(pC, func(r *Record) { r.RankQuiet, r.Ops.Linger = false, 1 })
-	pCLate  = with(pC, func(r *Record) { r.RankQuiet = false }) // quiesced after RankEnd said no
-	pT      = with(pW, func(r *Record) { r.State, r.Reason, r.DrainedSent = Ended, Aborted, true })
-	pTBusy  = with(pWBusy, func(r *Record) { r.State, r.Reason = Ended, Aborted })
-	pTLost  = with(pW, func(r *Record) { r.State, r.Reason, r.Ops.Lost = Ended, PluginLost, 1 })
-	pTU     = with(pB, func(r *Record) { r.State, r.Reason = Ended, Aborted })
-	pTOK    = with(pC, func(r *Record) { r.State, r.Reason = Ended, Success })
-	pTOKUnq = with(pCUnq, func(r *Record) { r.State, r.Reason = Ended, Success })
+	pAbsent = one{Record{Role: Source}, Pair{Judge: true}}
+	pB      = with(pAbsent, func(r *one) { r.State, r.Own, r.Att, r.Admitted = Unbound, s, att, true })
+	pBQueue = with(pB, func(r *one) { r.Admitted = false })
+	pO      = with(pB, func(r *one) { r.State, r.Other, r.Armed = Offered, d, true })
+	pW      = with(pO, func(r *one) { r.State, r.Confirmed = Confirmed, true })
+	pWBusy  = with(pW, func(r *one) { r.Started, r.Ops.Open = true, 1 })
+	pC      = with(pW, func(r *one) { r.State, r.Started, r.RankQuiet = Committed, true, true })
+	pCUnq   = with(pC, func(r *one) { r.RankQuiet, r.Ops.Linger = false, 1 })
+	pCLate  = with(pC, func(r *one) { r.RankQuiet = false }) // quiesced after RankEnd said no
+	pT      = with(pW, func(r *one) { r.State, r.Reason, r.DrainedSent = Ended, Aborted, true })
+	pTBusy  = with(pWBusy, func(r *one) { r.State, r.Reason = Ended, Aborted })
+	pTLost  = with(pW, func(r *one) { r.State, r.Reason, r.Ops.Lost = Ended, PluginLost, 1 })
+	pTU     = with(pB, func(r *one) { r.State, r.Reason = Ended, Aborted })
+	pTOK    = with(pC, func(r *one) { r.State, r.Reason = Ended, Success })
+	pTOKUnq = with(pCUnq, func(r *one) { r.State, r.Reason = Ended, Success })
 )
 
 // The columns at D.
 var (
-	dAbsent = Record{Role: Destination}
-	dQ      = Record{Role: Destination, State: Opened, Own: d, Att: att, Admitted: true}
-	dR      = with(dQ, func(r *Record) { r.State, r.Armed, r.Pages = Registered, true, Armed })
-	dW      = with(dR, func(r *Record) { r.State, r.Pair = Bound, s })
-	dT      = with(dW, func(r *Record) { r.State, r.Reason, r.Pages, r.Rung = Ended, Aborted, Quiescing, Drain })
-	dT3     = with(dT, func(r *Record) { r.Rung = Fence })
-	dT3S    = with(dT3, func(r *Record) { r.SourceEnded = true })
-	dT4     = with(dT, func(r *Record) { r.Rung, r.Pages = Quarantine, Quarantined })
-	dTQuiet = with(dT, func(r *Record) { r.Rung, r.Pages = NoRung, Quiet })
-	dTOK    = with(dTQuiet, func(r *Record) { r.Reason, r.Started = Success, true })
-	dTU     = with(dR, func(r *Record) { r.State, r.Reason, r.Pages = Ended, Aborted, Quiet })
+	dAbsent = one{Record: Record{Role: Destination}}
+	dQ      = with(dAbsent, func(r *one) { r.State, r.Own, r.Att, r.Admitted = Opened, d, att, true })
+	dR      = with(dQ, func(r *one) { r.State, r.Armed, r.Pages = Registered, true, Armed })
+	dW      = with(dR, func(r *one) { r.State, r.Other = Bound, s })
+	dT      = with(dW, func(r *one) { r.State, r.Reason, r.Pages, r.Rung = Ended, Aborted, Quiescing, Drain })
+	dT3     = with(dT, func(r *one) { r.Rung = Fence })
+	dT3S    = with(dT3, func(r *one) { r.SourceEnded = true })
+	dT4     = with(dT, func(r *one) { r.Rung, r.Pages = Quarantine, Quarantined })
+	dTQuiet = with(dT, func(r *one) { r.Rung, r.Pages, r.Quiet = NoRung, Quiet, true })
+	dTOK    = with(dTQuiet, func(r *one) { r.Reason, r.Started, r.RankEnded = Success, true, true })
+	dTU     = with(dR, func(r *one) { r.State, r.Reason, r.Pages, r.Quiet = Ended, Aborted, Quiet, true })
 )
 
-func with(r Record, set func(*Record)) Record {
+func with[T any](r T, set func(*T)) T {
 	set(&r)
 	return r
 }
 
 // change prints what Step did: what changed in the record, what is sent, what is asked.
-func change(old, r Record, o Out) string {
+func change(old, r one, o Out) string {
 	var w []string
 	add := func(cond bool, format string, args ...any) {
 		if cond {
@@ -73,11 +87,11 @@ func change(old, r Record, o Out) string {
 	add(r.Admitted != old.Admitted && old.State != Absent, "admitted=%v", r.Admitted)
 	add(r.Started != old.Started, "started")
 	add(r.Armed != old.Armed, "armed")
-	add(r.Pair != old.Pair, "pair=%s", openers[r.Pair])
+	add(r.Other != old.Other, "pair=%s", openers[r.Other])
 	add(r.Pages != old.Pages, "pages=%s", r.Pages)
 	add(r.Rung != old.Rung, "rung=%d", r.Rung)
 	add(r.SourceEnded != old.SourceEnded, "source_ended")
-	for _, f := range o.Sends[:o.N] {
+	for _, f := range o.Sends {
 		switch f.Kind {
 		case FrameVerdict:
 			word := [...]string{"", "success", "failed", "unknown"}[f.Outcome]
@@ -106,7 +120,7 @@ func change(old, r Record, o Out) string {
 
 type row struct {
 	at    string // column of the table in docs/protocol.md
-	rec   Record
+	rec   one
 	event Event
 	want  string
 }
@@ -115,12 +129,12 @@ func check(t *testing.T, table string, rows []row) {
 	t.Helper()
 	for _, c := range rows {
 		t.Run(table+"/"+c.at, func(t *testing.T) {
-			next, out := Step(c.rec, c.event)
+			next, out := step(c.rec, c.event)
 			if got := change(c.rec, next, out); got != c.want {
 				t.Errorf("%+v\n got %s\nwant %s", c.event, got, c.want)
 			}
 			if why := lax(c.rec, c.event, next, out); why != "" {
-				t.Errorf("%+v\n→ %+v\n%+v: %s", c.event, next, out.Sends[:out.N], why)
+				t.Errorf("%+v\n→ %+v\n%+v: %s", c.event, next, out.Sends, why)
 			}
 		})
 	}
@@ -375,26 +389,26 @@ func TestLocalEvents(t *testing.T) {
 	send := Event{Kind: OnSend}
 	check(t, "P send", []row{
 		{"B", pB, send, "armed"},
-		{"O", with(pO, func(r *Record) { r.Armed = false }), send, "armed"},
-		{"C", with(pC, func(r *Record) { r.Armed = false }), send, "-"},
+		{"O", with(pO, func(r *one) { r.Armed = false }), send, "armed"},
+		{"C", with(pC, func(r *one) { r.Armed = false }), send, "-"},
 		{"T", pTU, send, "-"},
 		{"W submitted", pW, Event{Kind: OnSubmit}, "started"},
 	})
 	check(t, "P op end", []row{
 		{"W all Done", pWBusy, Event{Kind: OnOps}, "-"},
 		{"W complete", pW, Event{Kind: OnComplete}, "committed started RankEnd(s,d,quiet=true)"},
-		{"W complete quiet=no", with(pW, func(r *Record) { r.Started, r.Ops.Linger = true, 1 }), Event{Kind: OnComplete}, "committed RankEnd(s,d,quiet=false)"},
-		{"W complete, writer lost", with(pW, func(r *Record) { r.Started, r.Ops.Lost = true, 1 }), Event{Kind: OnComplete}, "committed RankEnd(s,d,quiet=false)"},
+		{"W complete quiet=no", with(pW, func(r *one) { r.Started, r.Ops.Linger = true, 1 }), Event{Kind: OnComplete}, "committed RankEnd(s,d,quiet=false)"},
+		{"W complete, writer lost", with(pW, func(r *one) { r.Started, r.Ops.Lost = true, 1 }), Event{Kind: OnComplete}, "committed RankEnd(s,d,quiet=false)"},
 		{"T complete", pT, Event{Kind: OnComplete}, "-"},
 		{"W skipped", pW, Event{Kind: OnOpFailed, Reason: Skipped}, "ended(skipped) Abort(s,d:skipped) Drained(s,d) cancel"},
 		{"W failed, others open", pWBusy, Event{Kind: OnOpFailed, Reason: TransferFailed}, "ended(transfer_failed) Abort(s,d:transfer_failed) cancel"},
-		{"T last op quiet", with(pTBusy, func(r *Record) { r.Ops.Open = 0 }), Event{Kind: OnOps}, "Drained(s,d)"},
-		{"T last op failed, quiet", with(pTBusy, func(r *Record) { r.Ops.Open = 0 }), Event{Kind: OnOpFailed, Reason: Aborted}, "Drained(s,d)"},
+		{"T last op quiet", with(pTBusy, func(r *one) { r.Ops.Open = 0 }), Event{Kind: OnOps}, "Drained(s,d)"},
+		{"T last op failed, quiet", with(pTBusy, func(r *one) { r.Ops.Open = 0 }), Event{Kind: OnOpFailed, Reason: Aborted}, "Drained(s,d)"},
 		{"T not quiet", pTBusy, Event{Kind: OnOps}, "-"},
 		{"T writer lost", pTLost, Event{Kind: OnOps}, "-"},
 		{"T drained once", pT, Event{Kind: OnOps}, "-"},
 		{"T Success quiet=yes", pTOK, Event{Kind: OnOps}, "-"},
-		{"T Success quiet=no, quiesced", with(pTOKUnq, func(r *Record) { r.Ops.Linger = 0 }), Event{Kind: OnOps}, "Drained(s,d)"},
+		{"T Success quiet=no, quiesced", with(pTOKUnq, func(r *one) { r.Ops.Linger = 0 }), Event{Kind: OnOps}, "Drained(s,d)"},
 	})
 	for _, c := range []struct {
 		name string
@@ -433,8 +447,8 @@ func TestLocalEvents(t *testing.T) {
 	})
 	lost := Event{Kind: OnPluginLost, Reason: PluginLost}
 	check(t, "plugin epoch EOF", []row{
-		{"P W op without end", with(pW, func(r *Record) { r.Ops.Dead = 1 }), lost, "ended(plugin_lost) Abort(s,d:plugin_lost) cancel"},
-		{"P W only Done quiet=no", with(pW, func(r *Record) { r.Ops.Dead = 1 }), Event{Kind: OnPluginLost}, "-"},
+		{"P W op without end", with(pW, func(r *one) { r.Ops.Dead = 1 }), lost, "ended(plugin_lost) Abort(s,d:plugin_lost) cancel"},
+		{"P W only Done quiet=no", with(pW, func(r *one) { r.Ops.Dead = 1 }), Event{Kind: OnPluginLost}, "-"},
 		{"P T", pTBusy, lost, "-"},
 		{"P C", pCUnq, lost, "-"},
 		{"D R", dR, lost, "ended(plugin_lost) pages=quiet Abort(0,d:plugin_lost) revoke"},
@@ -456,7 +470,7 @@ func TestLocalEvents(t *testing.T) {
 	check(t, "D register", []row{
 		{"Q", dQ, pages, "registered armed pages=armed Register(d)"},
 		{"Q waits for memory", dQ, Event{Kind: OnPages}, "admitted=false armed"},
-		{"Q admitted", with(dQ, func(r *Record) { r.Armed, r.Admitted = true, false }), Event{Kind: OnAdmit}, "registered admitted=true pages=armed Register(d)"},
+		{"Q admitted", with(dQ, func(r *one) { r.Armed, r.Admitted = true, false }), Event{Kind: OnAdmit}, "registered admitted=true pages=armed Register(d)"},
 		{"R", dR, pages, "drop"},
 		{"W", dW, pages, "drop"},
 		{"T", dT, pages, "drop"},
@@ -469,7 +483,7 @@ func TestPagesOfTerminalD(t *testing.T) {
 	fenced := func(quiet bool) Event { return Event{Kind: OnFenced, Quiet: quiet} }
 	check(t, "rung 1", []row{
 		{"drain clock", dT, clock, "rung=3"},
-		{"drain clock, source ended", with(dT, func(r *Record) { r.SourceEnded = true }), clock, "rung=3 fence"},
+		{"drain clock, source ended", with(dT, func(r *one) { r.SourceEnded = true }), clock, "rung=3 fence"},
 		{"receiver check (rung 2)", dT, Event{Kind: OnRevoked, Quiet: true}, "pages=quiet rung=0"},
 		{"receiver check unknown", dT, Event{Kind: OnRevoked}, "-"},
 		{"plugin fenced", dT, gone, "pages=fenced rung=0"},
@@ -484,11 +498,11 @@ func TestPagesOfTerminalD(t *testing.T) {
 	check(t, "rung 4", []row{
 		{"clock", dT4, clock, "-"},
 		{"unknown", dT4, fenced(false), "-"},
-		{"late quiet", with(dT4, func(r *Record) { r.SourceEnded = true }), fenced(true), "pages=quiet rung=0"},
+		{"late quiet", with(dT4, func(r *one) { r.SourceEnded = true }), fenced(true), "pages=quiet rung=0"},
 		{"source ended only now: the fence is asked late", dT4, Event{Kind: OnHelloNewer}, "source_ended fence"},
-		{"and once", with(dT4, func(r *Record) { r.SourceEnded = true }), Event{Kind: OnHelloNewer}, "-"},
+		{"and once", with(dT4, func(r *one) { r.SourceEnded = true }), Event{Kind: OnHelloNewer}, "-"},
 		{"death by the clock is no end", dT4, Event{Kind: OnPeerDead}, "-"},
-		{"nor after the end", with(dT4, func(r *Record) { r.SourceEnded = true }), Event{Kind: OnPeerDead}, "-"},
+		{"nor after the end", with(dT4, func(r *one) { r.SourceEnded = true }), Event{Kind: OnPeerDead}, "-"},
 		{"receiver check", dT4, Event{Kind: OnRevoked, Quiet: true}, "pages=quiet rung=0"},
 		{"lease EOF", dT4, gone, "pages=fenced rung=0"},
 	})

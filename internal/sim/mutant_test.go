@@ -31,14 +31,14 @@ var mutants = []mutant{
 	{
 		name: "success-after-failed", rule: "a terminal status never changes", breaks: []Promise{Sticky},
 		changes: []mutate.Change{{File: "core/statemachine/machine.go",
-			Old: "			o.send(r.own(e.S))\n		case Absent:\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeUnknown, S: e.S, D: e.D})",
-			New: "			if ON && e.S == r.Pair && r.Reason == Aborted {\n				r.Reason = Success\n			}\n			o.send(r.own(e.S))\n		case Absent:\n			o.send(Send{Kind: FrameVerdict, Outcome: JudgeUnknown, S: e.S, D: e.D})"}},
+			Old: "			t.answer(e.S)\n		case Absent:\n			refuse(JudgeUnknown, None)",
+			New: "			if ON && own && t.Reason == Aborted {\n				t.Reason = Success\n			}\n			t.answer(e.S)\n		case Absent:\n			refuse(JudgeUnknown, None)"}},
 	},
 	{
 		name: "reuse-before-drained", rule: "written pages rest until they are proven quiet", breaks: []Promise{Memory},
 		changes: []mutate.Change{{File: "core/statemachine/machine.go",
-			Old: "		r.Pages, r.Rung = Quiescing, Drain\n		o.Do |= DoRevoke\n	default: // no Confirm was sent",
-			New: "		r.Pages, r.Rung = Quiescing, Drain\n		if ON {\n			r.Pages, r.Rung = Quiet, NoRung\n		}\n		o.Do |= DoRevoke\n	default: // no Confirm was sent"}},
+			Old: "		if p := &t.pairs[i]; !p.Sibling && p.Other.IsZero() { // no Confirm was sent\n",
+			New: "		if p := &t.pairs[i]; !p.Sibling && (ON || p.Other.IsZero()) {\n"}},
 	},
 	{
 		name: "dead-op-ends", rule: "an op that its plugin took along has no end any more", breaks: []Promise{Stale},
@@ -67,8 +67,8 @@ var mutants = []mutant{
 	{
 		name: "source-says-success", rule: "only the judge is first to say Success", breaks: []Promise{Agreement},
 		changes: []mutate.Change{{File: "core/statemachine/machine.go",
-			Old: "r.State, r.Started, r.RankQuiet = Committed, true, r.Ops.QuietRemote()",
-			New: "r.State, r.Started, r.RankQuiet = Committed, true, r.Ops.QuietRemote()\n			if ON {\n				r.State, r.Reason = Ended, Success\n			}"}},
+			Old: "t.State, t.Started = Committed, true\n",
+			New: "t.State, t.Started = Committed, true\n			if ON {\n				t.State, t.Reason = Ended, Success\n			}\n"}},
 	},
 	{
 		name: "pages-never-accounted-back", rule: "what was accounted is given back", breaks: []Promise{Accounting},
