@@ -173,6 +173,7 @@ func (m *Machine) evict(idx int32) {
 		o = n
 	}
 	m.dropAux(r)
+	m.dropMap(r)
 	if r.detail != nil32 {
 		m.details.del(r.detail)
 	}

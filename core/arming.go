@@ -89,7 +89,7 @@ func (m *Machine) armedBy(s *session, ordinal, page int32) int64 {
 		k := m.ranks.at(i)
 		for p := m.rooms.at(k.room).dst; p != nil32; p = m.parts.at(p).next {
 			pt := m.parts.at(p)
-			if pt.rank != k.rank || pt.ordinal != ordinal {
+			if pt.rank != k.rank || int32(pt.ordinal) != ordinal {
 				continue
 			}
 			for _, r := range m.getRuns(nil, pt.runs) {

@@ -9,13 +9,14 @@ import (
 // itself is only read.
 func (m *Machine) Clone() *Machine {
 	c := *m
-	c.out, c.scratch, c.seen = nil, nil, nil
+	c.out, c.scratch, c.reports = nil, nil, nil
 	c.policy = m.policy.Clone()
 	c.rooms, c.ranks, c.parts, c.cursors = m.rooms.clone(), m.ranks.clone(), m.parts.clone(), m.cursors.clone()
 	c.chunks, c.ops, c.runs = m.chunks.clone(), m.ops.clone(), m.runs.clone()
 	c.auxes, c.details, c.sessions, c.sessionIDs = m.auxes.clone(), m.details.clone(), m.sessions.clone(), maps.Clone(m.sessionIDs)
 	c.heads, c.marks, c.placeholders = m.heads.clone(), maps.Clone(m.marks), maps.Clone(m.placeholders)
 	c.markQueue, c.holdQueue, c.waiting = slices.Clone(m.markQueue), slices.Clone(m.holdQueue), slices.Clone(m.waiting)
+	c.maps, c.mapIDs = m.maps.clone(), maps.Clone(m.mapIDs)
 	c.remotePools, c.ids = maps.Clone(m.remotePools), maps.Clone(m.ids)
 	c.names, c.peers = slices.Clone(m.names), slices.Clone(m.peers)
 	for i := range int32(c.sessions.len()) {

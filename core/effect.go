@@ -145,6 +145,10 @@ type PluginEffect struct {
 	PeerEpoch   uint32 // epoch of Backend at the peer that the pages are registered with
 	SrcPool     uint64
 	DstPool     uint64 // the peer's pool id
+	SrcRank     int32
+	DstRank     int32
+	Map         layout.Map // what is copied: Map.Plan(SrcRank, DstRank, Phase, …)
+	Phase       int32
 	Source      []layout.Run
 	Destination []layout.Run
 	LayerFrom   int32

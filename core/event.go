@@ -25,7 +25,7 @@ type EventKind uint8
 const (
 	// SessionUp: a worker said Hello. Group, Role, Rank, Size, Slots.
 	SessionUp EventKind = iota + 1
-	// PoolUp: a pool of the session is ready with every backend. Pool, Ordinal, Pages, Layers, PageBytes.
+	// PoolUp: a pool of the session is ready with every backend. Pool, Ordinal, Pages, Layers, PageBytes, State.
 	PoolUp
 	// SessionDown: the worker is gone (socket EOF or process exit).
 	SessionDown
@@ -53,13 +53,14 @@ const (
 	// PeerGone: proof that incarnation Inc of the peer is dead (same host: its lock is free).
 	PeerGone
 	// PeerGroup: the peer hosts the ranks Ranks (ascending) of group Group, which has Size ranks in all
-	// and Role, a counterpart for group PeerGroup of this engine. Backends lists the pair's usable
-	// backends in the destination's order; empty when Reason says why the pair is refused
-	// (LayoutMismatch, BackendDown), Detail how. A group whose ranks sit on several engines comes as one
-	// event a peer; where Group is PeerGroup it tells of the own group's ranks at another engine, and
-	// Backends is empty. Size 0: the peer hosts none of the group's ranks any more.
+	// and Role, a counterpart for group PeerGroup of this engine; Map maps the pages of the source's group to
+	// those of the destination's. Backends lists the pair's usable backends in the destination's order; empty
+	// when Reason says why the pair is refused (LayoutMismatch, BackendDown), Detail how. A group whose ranks
+	// sit on several engines comes as one event a peer; where Group is PeerGroup it tells of the own group's
+	// ranks at another engine, and Backends is empty. Size 0: the peer hosts none of the group's ranks any
+	// more.
 	PeerGroup
-	// PeerPool: a pool at the peer. Pool, Ordinal, Pages (0: the pool is gone), Layers, PageBytes.
+	// PeerPool: a pool at the peer. Pool, Ordinal, Pages (0: the pool is gone), Layers, PageBytes, State.
 	PeerPool
 	// PeerDraining: the peer admits no new rooms.
 	PeerDraining
@@ -161,7 +162,11 @@ type Event struct {
 	Inc     uint64
 	Bytes   int64 // OpProgress, OpEnd: bytes so far
 	// PageBytes is the size of one page over all tensors of the pool.
-	PageBytes       int64
+	PageBytes int64
+	// State: the pool holds state of a fixed size per request, not pages of tokens: its pages go from rank
+	// r to rank r as they are.
+	State           bool
+	Map             layout.Map
 	MaxOpBytes      int64
 	ReceiverChecked bool
 	LayerFrom       int32

@@ -124,6 +124,22 @@ var fuzzKinds = append([]EventKind{
 	slices.Repeat([]EventKind{Release, Abort, OpProgress, OpQuiesced, Granted, PeerHello, PluginUp, SessionUp, PoolUp}, 4),
 )...)
 
+// fuzzMaps are maps that groups of one rank or two may have.
+var fuzzMaps = func() []layout.Map {
+	side := func(ranks, tokens int32) layout.Side {
+		return layout.Side{Cache: layout.Cache{DType: "bf16", Layers: 2, KVHeads: 2, HeadDim: 1, PageTokens: tokens, Kind: layout.MHA, Order: layout.NHD}, Ranks: ranks}
+	}
+	maps := []layout.Map{{}}
+	for _, p := range [][2]layout.Side{{side(1, 1), side(1, 2)}, {side(1, 2), side(1, 1)}, {side(2, 1), side(1, 1)}, {side(1, 1), side(2, 1)}} {
+		m, err := layout.New(p[0], p[1])
+		if err != nil {
+			panic(err)
+		}
+		maps = append(maps, m)
+	}
+	return maps
+}()
+
 // rare events end much at once.
 var rare = []EventKind{SessionDown, PluginDown, PluginLost, DrainBegin, DrainEnd, PeerDraining, PeerGroup, PeerPool, PeerDown, PeerGone, PeerHello, GrantFailed}
 
@@ -150,6 +166,7 @@ func (f *feed) event() Event {
 		e.Role, e.Group, e.Size, e.Rank, e.Slots = statemachine.Role(f.small(4)), []string{"prefill", "decode"}[f.small(2)], f.odd(3), f.odd(3), f.small(16)
 	case PoolUp:
 		e.Pool, e.Ordinal, e.Pages, e.Layers, e.PageBytes = uint64(f.small(3)), f.odd(2), f.odd(40), f.odd(3), int64(f.odd(99))
+		e.State = f.small(4) == 0
 	case Open:
 		e.PeerGroup, e.Priority, e.Deadline = []string{"", "prefill", "decode"}[f.small(3)], f.odd(3), int64(f.odd(5))*1e9
 		if f.small(4) > 0 {
@@ -163,9 +180,11 @@ func (f *feed) event() Event {
 		e.Node, e.Inc = "peer", []uint64{20, 21, 10}[f.small(3)]
 	case PeerGroup:
 		e.Group, e.PeerGroup, e.Role, e.Size = []string{"prefill", "decode"}[f.small(2)], []string{"prefill", "decode"}[f.small(2)], statemachine.Role(f.small(3)), f.odd(3)
+		e.Map = fuzzMaps[f.small(len(fuzzMaps))]
 		e.Backends, e.Reason = []string{"tcp", "nixl"}[:f.small(3)], statemachine.Reason(f.small(2)*int32(statemachine.LayoutMismatch))
 	case PeerPool:
 		e.Pool, e.Pages, e.Layers, e.PageBytes = uint64(f.small(3)), f.small(40), f.small(3), int64(f.small(99))
+		e.State = f.small(4) == 0
 	case PeerFrame, PeerBadFrame:
 		e.Frame = f.frame()
 	case PluginUp, PluginLost, PluginFenced, PluginDown:

@@ -1,6 +1,9 @@
 package core
 
-import "github.com/terminus-kv/terminus/core/statemachine"
+import (
+	"github.com/terminus-kv/terminus/core/layout"
+	"github.com/terminus-kv/terminus/core/statemachine"
+)
 
 // Hash is a canonical hash of the state without absolute times: two machines that behave the same from
 // here on hash the same, whatever their clocks read and wherever their records lie. Counters that only
@@ -29,6 +32,7 @@ func (m *Machine) Hash() uint64 {
 	for k, g := range m.groups {
 		e := hash(5)
 		e.put(m.hashName(k.own), m.hashName(k.peer), uint64(g.peer), uint64(g.role)<<8|uint64(g.reason), uint64(g.size))
+		e.putMap(g.layout)
 		for _, b := range g.backends {
 			e.put(m.hashName(b))
 		}
@@ -36,7 +40,7 @@ func (m *Machine) Hash() uint64 {
 	}
 	for k, p := range m.remotePools {
 		e := hash(6)
-		e.put(uint64(k.peer), k.pool, pack(p.pages, p.layers), uint64(p.pageBytes))
+		e.put(uint64(k.peer), k.pool, pack(p.pages, p.layers), uint64(p.pageBytes), flags(p.state))
 		sum += e.end()
 	}
 	for i := range m.plugins {
@@ -86,6 +90,9 @@ func (m *Machine) hashRoom(r *room) uint64 {
 	for _, c := range r.class {
 		h.put(uint64(c))
 	}
+	if r.layout != nil32 {
+		h.putMap(m.mapOf(r))
+	}
 	for k := r.ranks; k != nil32; k = m.ranks.at(k).next {
 		kk := m.ranks.at(k)
 		h.put(uint64(kk.session), pack(kk.slot, kk.rank), pack(kk.chunks, int32(kk.word)), flags(kk.paged, kk.armed, kk.marked, kk.gone, kk.done),
@@ -96,13 +103,13 @@ func (m *Machine) hashRoom(r *room) uint64 {
 		}
 		for c := kk.head; c != nil32; c = m.chunks.at(c).next {
 			cc := m.chunks.at(c)
-			h.put(pack(cc.ordinal, cc.from), pack(cc.pages, cc.off), pack(cc.layerFrom, cc.layerTo))
+			h.put(pack(cc.ordinal, cc.from), pack(cc.pages, cc.off), pack(cc.layerFrom, cc.layerTo), pack(cc.to, cc.phase))
 			m.hashRuns(&h, cc.runs)
 		}
 	}
 	for p := r.dst; p != nil32; p = m.parts.at(p).next {
 		pp := m.parts.at(p)
-		h.put(pack(pp.rank, pp.ordinal), pack(pp.pages, pp.prefix), pp.pool)
+		h.put(pack(pp.rank, int32(pp.ordinal)), pack(pp.pages, pp.prefix), pp.pool)
 		m.hashRuns(&h, pp.runs)
 	}
 	for o := r.ops; o != nil32; o = m.ops.at(o).next {
@@ -140,7 +147,7 @@ func (m *Machine) hashSession(s *session) uint64 {
 		uint64(s.held.pages), uint64(s.held.bytes), flags(s.down))
 	for i := range s.pools {
 		p := &s.pools[i]
-		h.put(p.id, pack(p.pages, p.layers), uint64(p.pageBytes))
+		h.put(p.id, pack(p.pages, p.layers), uint64(p.pageBytes), flags(p.state))
 	}
 	return h.end()
 }
@@ -163,6 +170,13 @@ func (h *hash) put(words ...uint64) {
 		x ^= x >> 32
 	}
 	*h = hash(x)
+}
+
+func (h *hash) putMap(lm layout.Map) {
+	if !lm.IsZero() {
+		w := lm.Words()
+		h.put(w[:]...)
+	}
 }
 
 // end mixes the last words in, so that sums of hashes are as good as the hashes.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/terminus-kv/terminus/core"
 	"github.com/terminus-kv/terminus/core/coretest"
+	"github.com/terminus-kv/terminus/core/layout"
 	"github.com/terminus-kv/terminus/core/statemachine"
 )
 
@@ -149,7 +150,13 @@ func (c *call) parts() []core.Part {
 		}
 		return coretest.Parts(ids)
 	}
-	return coretest.Pages(int32(c.num("from", 0)), int32(c.num("pages", 0)))
+	parts := coretest.Pages(int32(c.num("from", 0)), int32(c.num("pages", 0)))
+	if n := int32(c.num("state", 0)); n > 0 { // pages of the pool of state, from page 0 on
+		p := coretest.Pages(int32(c.num("state-from", 0)), n)
+		p[0].Ordinal = 1
+		parts = append(parts, p...)
+	}
+	return parts
 }
 
 func (c *call) tick(silent bool) {
@@ -193,10 +200,32 @@ func configure(c *call, cfg *coretest.Config) {
 	q := &cfg.Core.Quarantine
 	q.Percent, q.Age = int32(c.num("quarantine", 0)), c.duration("quarantine-age")
 	cfg.Ranks = int32(c.num("ranks", 1))
+	cfg.DRanks, cfg.State = int32(c.num("d-ranks", 0)), c.has("state")
 	cfg.Pages = int32(c.num("pages", 64))
 	cfg.PageBytes = c.num("page-bytes", 1024)
 	cfg.Layers = int32(c.num("layers", 2))
+	if c.has("heads") {
+		cfg.Map, c.err = mapOf(c, cfg)
+	}
 	cfg.Plain, cfg.Manual, cfg.NoGroups = c.has("plain"), c.has("manual"), c.has("no-groups")
+}
+
+// mapOf is the map of groups of ranks and d-ranks: heads=N, tokens=A:B (default 16:16), mla.
+func mapOf(c *call, cfg *coretest.Config) (layout.Map, error) {
+	side := func(ranks int32) layout.Side {
+		cache := layout.Cache{DType: "bf16", Layers: cfg.Layers, KVHeads: int32(c.num("heads", 1)), HeadDim: 8, PageTokens: 16, Kind: layout.MHA, Order: layout.NHD}
+		if c.has("mla") {
+			cache.Kind = layout.MLA
+		}
+		return layout.Side{Cache: cache, Ranks: ranks}
+	}
+	src, dst := side(cfg.Ranks), side(cmp.Or(cfg.DRanks, cfg.Ranks))
+	if v, ok := c.arg("tokens"); ok {
+		if _, err := fmt.Sscanf(v, "%d:%d", &src.PageTokens, &dst.PageTokens); err != nil {
+			return layout.Map{}, fmt.Errorf("tokens=%s: %w", v, err)
+		}
+	}
+	return layout.New(src, dst)
 }
 
 var ends = map[string]core.EndKind{"done": core.EndDone, "failed": core.EndFailed, "skipped": core.EndSkipped, "aborted": core.EndAborted}

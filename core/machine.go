@@ -35,6 +35,7 @@ type Machine struct {
 	runs     slab[runBlock]
 	auxes    slab[auxRecord]
 	details  slab[string] // why rooms ended, in the words of plugins and peers
+	maps     slab[mapUse]
 	gens     uint32
 
 	heads        index
@@ -45,13 +46,14 @@ type Machine struct {
 	sessionIDs   map[SessionID]int32
 	peers        []peer
 	groups       map[groupPair]*group
+	mapIDs       map[layout.Map]int32
 	remotePools  map[remotePool]pool
 	plugins      []plugin         // by backend, its newest epoch
 	retirees     []retiree        // older epochs that are up
 	lost         []lostEpoch      // epochs that ended, until they are fenced
 	asked        statemachine.Out // of the transition that is being carried out
 	scratch      []layout.Run
-	seen         []bool
+	reports      []report
 	names        []name
 	ids          map[string]int32
 
@@ -89,6 +91,12 @@ type name struct {
 	hash uint64
 }
 
+// mapUse is a map of layouts that is not the zero one, and how many records have it.
+type mapUse struct {
+	layout.Map
+	users int32
+}
+
 type auxRecord struct {
 	data []byte
 	crc  uint32
@@ -109,7 +117,7 @@ func New(cfg Config) (*Machine, error) {
 		heads: newIndex(), marks: map[markKey]mark{}, placeholders: map[int64]placeholder{},
 		sessionIDs: map[SessionID]int32{}, peerless: graves{fifo: emptyFIFO},
 		groups: map[groupPair]*group{}, remotePools: map[remotePool]pool{},
-		ids: map[string]int32{}, registering: nil32,
+		ids: map[string]int32{}, mapIDs: map[layout.Map]int32{}, registering: nil32,
 	}, nil
 }
 
@@ -190,7 +198,7 @@ func (m *Machine) event(e *Event) {
 		m.peerGroup(e)
 	case PeerPool:
 		if e.Pages > 0 {
-			m.remotePools[remotePool{e.Peer, e.Pool}] = pool{id: e.Pool, pages: e.Pages, layers: e.Layers, pageBytes: e.PageBytes}
+			m.remotePools[remotePool{e.Peer, e.Pool}] = pool{id: e.Pool, pages: e.Pages, layers: e.Layers, pageBytes: e.PageBytes, state: e.State}
 		} else {
 			delete(m.remotePools, remotePool{e.Peer, e.Pool})
 		}
@@ -291,6 +299,44 @@ func (m *Machine) detail(r *room) string {
 		return ""
 	}
 	return *m.details.at(r.detail)
+}
+
+// setMap says how the pages of a record are mapped.
+func (m *Machine) setMap(r *room, lm layout.Map) {
+	if m.mapOf(r) == lm {
+		return
+	}
+	m.dropMap(r)
+	if lm.IsZero() {
+		return
+	}
+	i, ok := m.mapIDs[lm]
+	if !ok {
+		i = m.maps.add(mapUse{Map: lm})
+		m.mapIDs[lm] = i
+	}
+	m.maps.at(i).users++
+	r.layout = i
+}
+
+func (m *Machine) dropMap(r *room) {
+	if r.layout == nil32 {
+		return
+	}
+	u := m.maps.at(r.layout)
+	if u.users--; u.users == 0 {
+		delete(m.mapIDs, u.Map)
+		m.maps.del(r.layout)
+	}
+	r.layout = nil32
+}
+
+// mapOf is how the pages of a record are mapped.
+func (m *Machine) mapOf(r *room) layout.Map {
+	if r.layout == nil32 {
+		return layout.Map{}
+	}
+	return m.maps.at(r.layout).Map
 }
 
 // setAux keeps the aux record of a record; dropAux forgets it.

@@ -1,9 +1,11 @@
 package core
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
+	"github.com/terminus-kv/terminus/core/layout"
 	"github.com/terminus-kv/terminus/core/statemachine"
 )
 
@@ -67,31 +69,35 @@ func (m *Machine) submit(idx int32, r *room) bool {
 	kk := m.ranks.at(k)
 	ci := kk.head
 	c := m.chunks.at(ci)
-	// Identity plan: source rank q writes to destination rank q.
-	pi := m.part(r, kk.rank, c.ordinal)
-	if pi == nil32 || c.from+c.pages > m.parts.at(pi).pages-m.parts.at(pi).prefix {
-		m.end(idx, statemachine.LengthMismatch, "the source sends more pages than the destination registered")
+	lm := layout.Map{}
+	if !c.state {
+		lm = m.mapOf(r)
+	}
+	pt, st, why, detail := m.target(r, kk, c, lm)
+	if why != statemachine.None {
+		m.end(idx, why, detail)
 		return false
 	}
-	pt := m.parts.at(pi)
 	limit := m.cfg.Limits.OpBytes
 	if pl.maxOp > 0 {
 		limit = min(limit, pl.maxOp)
 	}
-	n := int32(max(1, min(int64(c.pages-c.off), limit/max(c.pageBytes, 1))))
+	perPage := lm.Bytes(kk.rank, c.to, c.pageBytes, c.layerFrom, c.layerTo)
+	n := int32(max(1, min(int64(st.Count-c.off), limit/max(perPage, 1))))
+	src, dst := st.Src+c.off*st.SrcStep, pt.prefix+st.Dst+c.off*st.DstStep
 	start := len(m.out.runs)
 	var took, took2 int32
-	m.out.runs, took = m.cut(m.out.runs, c.runs, c.off, n, m.cfg.Limits.OpRuns)
+	m.out.runs, took = m.cut(m.out.runs, c.runs, src, st.SrcStep, n, m.cfg.Limits.OpRuns)
 	mid := len(m.out.runs)
-	m.out.runs, took2 = m.cut(m.out.runs, pt.runs, pt.prefix+c.from+c.off, took, m.cfg.Limits.OpRuns)
+	m.out.runs, took2 = m.cut(m.out.runs, pt.runs, dst, st.DstStep, took, m.cfg.Limits.OpRuns)
 	if took2 < took { // the destination's list is more fragmented: cut the source's shorter
 		took = took2
 		m.out.runs = m.out.runs[:start]
-		m.out.runs, _ = m.cut(m.out.runs, c.runs, c.off, took, m.cfg.Limits.OpRuns)
+		m.out.runs, _ = m.cut(m.out.runs, c.runs, src, st.SrcStep, took, m.cfg.Limits.OpRuns)
 		mid = len(m.out.runs)
-		m.out.runs, _ = m.cut(m.out.runs, pt.runs, pt.prefix+c.from+c.off, took, m.cfg.Limits.OpRuns)
+		m.out.runs, _ = m.cut(m.out.runs, pt.runs, dst, st.DstStep, took, m.cfg.Limits.OpRuns)
 	}
-	bytes := int64(took) * c.pageBytes
+	bytes := int64(took) * perPage
 	m.gens++
 	oi := m.ops.add(op{room: idx, rank: k, next: r.ops, gen: m.gens, backend: r.backend, epoch: pl.epoch, state: opOpen, bytes: bytes, peer: r.peer})
 	r.ops = oi
@@ -111,6 +117,7 @@ func (m *Machine) submit(idx int32, r *room) bool {
 
 	e := m.plugin(PluginSubmit, r.backend, pl.epoch)
 	e.Op, e.S, e.D, e.Room, e.Peer, e.PeerInc, e.PeerEpoch = id, r.sm.Own, r.pair().Other, r.id, r.peer, r.pair().Other.Inc, r.epoch
+	e.SrcRank, e.DstRank, e.Map, e.Phase = kk.rank, c.to, lm, c.phase
 	e.SrcPool, e.DstPool, e.Source, e.Destination = c.pool, pt.pool, m.out.runs[start:mid:mid], tail(m.out.runs, mid)
 	e.LayerFrom, e.LayerTo, e.Priority, e.Bytes = c.layerFrom, c.layerTo, r.priority, bytes
 	for _, slot := range []int{slotTransfer, slotDeadline} {
@@ -119,10 +126,9 @@ func (m *Machine) submit(idx int32, r *room) bool {
 		}
 	}
 	c.off += took
-	if c.off == c.pages {
+	if c.off == st.Count && m.chunkDone(r, kk, c, lm) {
 		kk.head = c.next
-		m.freeRuns(c.runs)
-		m.chunks.del(ci)
+		m.freeChunk(ci)
 	}
 	if r.held > 0 {
 		m.policy.Add(idx, r.peer, r.held, r.priority, m.now)
@@ -131,6 +137,110 @@ func (m *Machine) submit(idx int32, r *room) bool {
 	}
 	m.tell(r)
 	return true
+}
+
+// target is where a chunk goes next: the part of the destination rank c.to, and what the phase c.phase moves
+// of it. It passes over ranks and phases that get nothing. Part nil: nothing is left to be sent. A reason
+// says that the parts of both sides do not fit.
+func (m *Machine) target(r *room, k *rank, c *chunk, lm layout.Map) (pt *part, st layout.Steps, why statemachine.Reason, detail string) {
+	end := k.rank + 1 // of the zero map
+	if lm.IsZero() {
+		c.to = k.rank
+	} else {
+		_, end = lm.Ranks()
+	}
+	for phases := lm.Phases(); c.to < end; c.to, c.phase, c.off = c.to+1, 0, 0 {
+		if lm.Bytes(k.rank, c.to, c.pageBytes, c.layerFrom, c.layerTo) == 0 && !lm.IsZero() {
+			continue
+		}
+		pi := m.part(r, c.to, c.ordinal)
+		if pi == nil32 || !lm.Holds(int64(c.from)+int64(c.pages), int64(m.parts.at(pi).pages-m.parts.at(pi).prefix)) {
+			return nil, st, statemachine.LengthMismatch, "the source sends more pages than the destination registered"
+		}
+		if pt = m.parts.at(pi); pt.state != c.state {
+			return nil, st, statemachine.LayoutMismatch, fmt.Sprintf("pool %d is of kind state on one side only", c.ordinal)
+		}
+		for ; c.phase < phases; c.phase, c.off = c.phase+1, 0 {
+			if st = lm.Steps(c.phase, c.from, c.pages, pt.pages-pt.prefix); c.off < st.Count {
+				return pt, st, statemachine.None, ""
+			}
+		}
+		if lm.IsZero() {
+			break
+		}
+	}
+	return nil, st, statemachine.None, ""
+}
+
+// chunkDone reports whether all of a chunk is submitted whose present phase is.
+func (m *Machine) chunkDone(r *room, k *rank, c *chunk, lm layout.Map) bool {
+	if lm.IsZero() {
+		return true
+	}
+	pt, _, why, _ := m.target(r, k, c, lm)
+	return pt == nil && why == statemachine.None
+}
+
+// carried is the bytes that a chunk takes to all destination ranks; to be sent in all phases. Before the
+// destination's pages are known it is what the chunk has.
+func (m *Machine) carried(r *room, k *rank, c *chunk) int64 {
+	if r.layout == nil32 || c.state {
+		return int64(c.pages) * c.pageBytes
+	}
+	lm := m.mapOf(r)
+	_, per := lm.Scale()
+	_, ranks := lm.Ranks()
+	var sum int64
+	for q := range ranks {
+		b := lm.Bytes(k.rank, q, c.pageBytes, c.layerFrom, c.layerTo)
+		if b == 0 {
+			continue
+		}
+		n := int64(c.pages)
+		if pi := m.part(r, q, c.ordinal); pi != nil32 && per > 1 {
+			pt := m.parts.at(pi)
+			left := int64(pt.pages-pt.prefix) - int64(c.from)*int64(per)
+			n = max(1, min(n*int64(per), left)) // what does not fit ends the room when it is submitted
+		}
+		sum += n * b
+	}
+	return sum
+}
+
+// recount is for a source that has just learned of its destination's layout: what it holds is counted
+// anew, and chunks that other ranks send are dropped.
+func (m *Machine) recount(r *room) {
+	if r.layout == nil32 {
+		return
+	}
+	r.held = 0
+	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
+		k := m.ranks.at(i)
+		c := k.head
+		k.head, k.tail = nil32, nil32
+		for c != nil32 {
+			cc := m.chunks.at(c)
+			next := cc.next
+			cc.next = nil32
+			bytes := m.carried(r, k, cc)
+			switch {
+			case bytes == 0 && !cc.state:
+				m.freeChunk(c)
+			case k.head == nil32:
+				k.head, k.tail = c, c
+			default:
+				m.chunks.at(k.tail).next, k.tail = c, c
+			}
+			r.held += bytes
+			c = next
+		}
+	}
+	r.total = r.held
+}
+
+func (m *Machine) freeChunk(c int32) {
+	m.freeRuns(m.chunks.at(c).runs)
+	m.chunks.del(c)
 }
 
 func opID(o int32, gen uint32) OpID { return OpID(uint64(gen)<<32 | uint64(uint32(o))) }
@@ -164,8 +274,7 @@ func (m *Machine) cancel(idx int32, r *room) {
 		k := m.ranks.at(i)
 		for c := k.head; c != nil32; {
 			n := m.chunks.at(c).next
-			m.freeRuns(m.chunks.at(c).runs)
-			m.chunks.del(c)
+			m.freeChunk(c)
 			c = n
 		}
 		k.head, k.tail = nil32, nil32

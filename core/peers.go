@@ -173,7 +173,7 @@ func (m *Machine) peerGroup(e *Event) {
 		delete(m.groups, groupPair{own, name})
 		return
 	}
-	g := &group{peer: e.Peer, role: e.Role, size: e.Size, reason: e.Reason, detail: e.Detail}
+	g := &group{peer: e.Peer, role: e.Role, size: e.Size, layout: e.Map, reason: e.Reason, detail: e.Detail}
 	for _, b := range e.Backends {
 		g.backends = append(g.backends, m.intern(b))
 	}
@@ -196,10 +196,13 @@ func (m *Machine) peerGroup(e *Event) {
 		if !r.pair().Other.IsZero() || r.peer != e.Peer {
 			return
 		}
+		if r.sm.Role == statemachine.Destination && r.backend != nil32 {
+			m.setMap(r, g.layout)
+		}
 		switch {
 		case g.reason != statemachine.None:
 			m.end(idx, g.reason, g.detail)
-		case g.size != int32(r.size):
+		case !g.fits(r.sm.Role, int32(r.size)):
 			m.end(idx, statemachine.LayoutMismatch, fmt.Sprintf("group %q has %d ranks, this one %d", e.Group, g.size, r.size))
 		case r.sm.Role == statemachine.Destination && (!met || r.sm.State == statemachine.Registered && r.backend == nil32):
 			m.resync(idx, r) // it waited for the group; else Hello has said it already
@@ -492,29 +495,47 @@ func (m *Machine) transferLog2(bytes int64) uint8 {
 	return log2Seconds(d)
 }
 
-// completes is rule R11 over one RankEnd: every rank of the source reported, each part's pages are
-// exactly those registered, and the aux record is whole.
+// report is what RankEnd says of one source rank, while it is checked.
+type report struct {
+	said bool
+	at   int // in Frame.Sent
+}
+
+// completes is rule R11 over one RankEnd: every rank of the source reported, what it sent of each part is
+// exactly what the ranks that it writes to registered, and the aux record is whole.
 func (m *Machine) completes(r *room, f *Frame) bool {
-	if len(f.Sent) != int(r.size) || checksum(f.Aux) != f.CRC {
+	lm := m.mapOf(r)
+	ranks := int32(r.size)
+	if !lm.IsZero() {
+		ranks, _ = lm.Ranks()
+	}
+	if len(f.Sent) != int(ranks) || checksum(f.Aux) != f.CRC {
 		return false
 	}
-	m.seen = append(m.seen[:0], make([]bool, r.size)...)
+	m.reports = append(m.reports[:0], make([]report, ranks)...)
 	for i := range f.Sent {
 		s := &f.Sent[i]
-		if s.Rank < 0 || s.Rank >= int32(r.size) || m.seen[s.Rank] {
+		if s.Rank < 0 || s.Rank >= ranks || m.reports[s.Rank].said {
 			return false
 		}
-		m.seen[s.Rank] = true
+		m.reports[s.Rank] = report{said: true, at: i}
 	}
 	for p := r.dst; p != nil32; p = m.parts.at(p).next {
 		pt := m.parts.at(p)
-		if sentPages(f, pt.rank, pt.ordinal) != int64(pt.pages-pt.prefix) {
-			return false
+		of := lm
+		if pt.state {
+			of = layout.Map{}
+		}
+		for s, end := of.Sources(pt.rank); s < end; s++ {
+			if s >= ranks || !of.Fits(sentPages(&f.Sent[m.reports[s].at], int32(pt.ordinal)), int64(pt.pages-pt.prefix)) {
+				return false
+			}
 		}
 	}
 	for i := range f.Sent {
-		for _, ps := range f.Sent[i].Parts {
-			if ps.Pages < 0 || ps.Pages != 0 && m.part(r, f.Sent[i].Rank, ps.Ordinal) == nil32 {
+		s := &f.Sent[i]
+		for _, ps := range s.Parts {
+			if ps.Pages < 0 || ps.Pages != 0 && !m.registered(r, lm, s.Rank, ps.Ordinal) {
 				return false
 			}
 		}
@@ -522,24 +543,33 @@ func (m *Machine) completes(r *room, f *Frame) bool {
 	return true
 }
 
-func sentPages(f *Frame, rankNo, ordinal int32) int64 {
+func sentPages(s *RankSent, ordinal int32) int64 {
 	var n int64
-	for i := range f.Sent {
-		if f.Sent[i].Rank != rankNo {
-			continue
-		}
-		for _, p := range f.Sent[i].Parts {
-			if p.Ordinal == ordinal {
-				n += p.Pages
-			}
+	for _, p := range s.Parts {
+		if p.Ordinal == ordinal {
+			n += p.Pages
 		}
 	}
 	return n
 }
 
+// registered reports whether every destination rank that source rank s writes to has registered the part.
+func (m *Machine) registered(r *room, lm layout.Map, s, ordinal int32) bool {
+	if at := m.part(r, s, ordinal); lm.IsZero() || at != nil32 && m.parts.at(at).state {
+		return at != nil32
+	}
+	_, ranks := lm.Ranks()
+	for q := range ranks {
+		if lm.Writes(s, q) && m.part(r, q, ordinal) == nil32 {
+			return false
+		}
+	}
+	return true
+}
+
 func (m *Machine) part(r *room, rankNo, ordinal int32) int32 {
 	for p := r.dst; p != nil32; p = m.parts.at(p).next {
-		if pt := m.parts.at(p); pt.rank == rankNo && pt.ordinal == ordinal {
+		if pt := m.parts.at(p); pt.rank == rankNo && int32(pt.ordinal) == ordinal {
 			return p
 		}
 	}
@@ -560,13 +590,18 @@ func (m *Machine) takePages(idx int32, r *room, from PeerID, f *Frame) {
 		m.end(idx, statemachine.Protocol, "Confirm.ranks: the pages were asked for and are missing")
 		return
 	}
-	if len(f.Ranks) != int(r.size) {
-		m.end(idx, statemachine.LayoutMismatch, fmt.Sprintf("%s registered %d ranks, this group has %d", m.peer(from).node, len(f.Ranks), r.size))
+	ranks := int32(r.size)
+	lm := m.towards(r, f.Group)
+	if !lm.IsZero() {
+		_, ranks = lm.Ranks()
+	}
+	if len(f.Ranks) != int(ranks) {
+		m.end(idx, statemachine.LayoutMismatch, fmt.Sprintf("%s registered %d ranks, %d are expected of its group", m.peer(from).node, len(f.Ranks), ranks))
 		return
 	}
 	for i := range f.Ranks {
 		rp := &f.Ranks[i]
-		if rp.Rank < 0 || rp.Rank >= int32(r.size) {
+		if rp.Rank < 0 || rp.Rank >= ranks {
 			m.end(idx, statemachine.Protocol, fmt.Sprintf("%s.ranks[%d].rank: %d is outside the group", f.Kind, i, rp.Rank))
 			return
 		}
@@ -577,7 +612,26 @@ func (m *Machine) takePages(idx int32, r *room, from PeerID, f *Frame) {
 			}
 		}
 	}
+	for p := r.dst; p != nil32; p = m.parts.at(p).next {
+		if pt := m.parts.at(p); unmapped(lm, pt.state, pt.prefix) != "" {
+			m.end(idx, statemachine.LayoutMismatch, fmt.Sprintf("%s, rank %d, pool %d: parts%s", m.peer(from).node, pt.rank, pt.ordinal, unmapped(lm, pt.state, pt.prefix)))
+			return
+		}
+	}
+	m.setMap(r, lm)
 	r.havePages = true
+	m.recount(r)
+}
+
+// towards is how the pages of a source are mapped to those of a group at its peer; of a group that is not
+// known nothing else than equal layouts can be meant.
+func (m *Machine) towards(r *room, group string) layout.Map {
+	if id, ok := m.ids[group]; ok {
+		if g := m.groups[groupPair{r.group, id}]; g != nil && g.fits(statemachine.Source, int32(r.size)) {
+			return g.layout
+		}
+	}
+	return layout.Map{}
 }
 
 // takePart keeps one list; it says what is wrong with it, or nothing.
@@ -593,10 +647,13 @@ func (m *Machine) takePart(r *room, from PeerID, rankNo int32, pp *PartPages) (w
 	if n > int64(rpool.pages) {
 		return fmt.Sprintf(": %d pages of a pool of %d", n, rpool.pages)
 	}
+	if pp.Ordinal < 0 || pp.Ordinal >= maxPools {
+		return fmt.Sprintf(".ordinal: %d is outside 0 to %d", pp.Ordinal, maxPools-1)
+	}
 	if pp.Prefix < 0 || int64(pp.Prefix) > n || m.part(r, rankNo, pp.Ordinal) != nil32 {
 		return ": prefix out of range, or the pool is named twice"
 	}
-	r.dst = m.parts.add(part{next: r.dst, runs: m.putRuns(pp.Runs), rank: rankNo, ordinal: pp.Ordinal, pages: int32(n), prefix: pp.Prefix, pool: pp.Pool})
+	r.dst = m.parts.add(part{next: r.dst, runs: m.putRuns(pp.Runs), rank: rankNo, ordinal: int16(pp.Ordinal), pages: int32(n), prefix: pp.Prefix, pool: pp.Pool, state: rpool.state})
 	return ""
 }
 

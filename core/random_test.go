@@ -91,7 +91,7 @@ func (w *walk) choices(rooms int) (all, forth []string) {
 				}
 			}
 		}
-		for rank := range e.Ranks {
+		for rank := range e.Size(g) {
 			if !g.Alive(rank) {
 				add(6, "worker-starts %s rank=%d", n, rank)
 				continue
@@ -271,6 +271,8 @@ func (w *walk) finish() {
 var configs = []string{
 	"config plain", "config manual", "config", "config plain ranks=2", "config manual peer-ops=1 op-bytes=1024", "config plain marks=1 tombstones=1 rooms=1", "config manual room-bytes=3000 admit-queue=1",
 	"config manual quarantine=1", "config plain quarantine=1 quarantine-age=30s retire=1s",
+	"config plain ranks=2 d-ranks=1 heads=2", "config plain ranks=1 d-ranks=2 heads=1 peer-ops=1", "config plain heads=2 tokens=16:8 op-bytes=1024", "config ranks=2 d-ranks=1 heads=1 mla",
+	"config plain heads=2 tokens=8:16", "config plain ranks=2 state",
 }
 
 // TestRandom walks at random and checks every rule after every step (coretest.Env.Check), then lets

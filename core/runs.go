@@ -43,9 +43,9 @@ func (m *Machine) getRuns(dst []layout.Run, head int32) []layout.Run {
 	return dst
 }
 
-// cut appends to dst the pages [from, from+n) of a stored list, with at most maxRuns runs, and returns
-// how many pages it took.
-func (m *Machine) cut(dst []layout.Run, head int32, from, n, maxRuns int32) ([]layout.Run, int32) {
+// cut appends to dst the pages from, from+step, … of a stored list, n of them, with at most maxRuns runs,
+// and returns how many pages it took.
+func (m *Machine) cut(dst []layout.Run, head int32, from, step, n, maxRuns int32) ([]layout.Run, int32) {
 	var took int32
 	for ; head != nil32 && n > 0 && maxRuns > 0; head = m.runs.at(head).next {
 		b := m.runs.at(head)
@@ -57,12 +57,18 @@ func (m *Machine) cut(dst []layout.Run, head int32, from, n, maxRuns int32) ([]l
 				from -= r.Count
 				continue
 			}
-			take := min(r.Count-from, n)
-			dst = append(dst, layout.Run{Start: r.Start + from*r.Stride, Count: take, Stride: r.Stride})
+			take := min((r.Count-from-1)/step+1, n)
+			run := layout.Run{Start: r.Start + from*r.Stride, Count: take, Stride: r.Stride}
+			if step > 1 {
+				if run.Stride = 1; take > 1 {
+					run.Stride = r.Stride * step
+				}
+			}
+			dst = append(dst, run)
 			took += take
 			n -= take
 			maxRuns--
-			from = 0
+			from += take*step - r.Count
 		}
 	}
 	return dst, took

@@ -92,6 +92,7 @@ func (m *Machine) place(idx int32, r *room) bool {
 			continue
 		}
 		r.backend, r.epoch, r.peer = b, pl.epoch, g.peer
+		m.setMap(r, g.layout)
 		if pl.receiverChecked {
 			r.grant = grantAsked
 			e := m.plugin(PluginGrant, b, pl.epoch)
@@ -121,7 +122,7 @@ func (m *Machine) pageLists(r *room) []RankPages {
 		n := len(m.out.parts)
 		for p := r.dst; p != nil32; p = m.parts.at(p).next {
 			if pt := m.parts.at(p); pt.rank == i {
-				m.out.parts = append(m.out.parts, PartPages{Ordinal: pt.ordinal, Pool: pt.pool, Prefix: pt.prefix, Runs: m.effectRuns(pt.runs)})
+				m.out.parts = append(m.out.parts, PartPages{Ordinal: int32(pt.ordinal), Pool: pt.pool, Prefix: pt.prefix, Runs: m.effectRuns(pt.runs)})
 			}
 		}
 		m.out.ranks = append(m.out.ranks, RankPages{Rank: i, Parts: tail(m.out.parts, n)})

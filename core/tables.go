@@ -1,6 +1,9 @@
 package core
 
-import "github.com/terminus-kv/terminus/core/statemachine"
+import (
+	"github.com/terminus-kv/terminus/core/layout"
+	"github.com/terminus-kv/terminus/core/statemachine"
+)
 
 // room is one record: one open of a room at this engine. Pointer-free.
 type room struct {
@@ -14,6 +17,7 @@ type room struct {
 	ops    int32  // P: ops known to a plugin
 	aux    int32  // aux record: P's own, or that of RankEnd at D
 	detail int32  // why it ended, in words
+	layout int32  // how source pages become destination pages; nil32: rank r to rank r, whole
 	timers [numTimers]timer
 	class  [numTimers]class // of the timers
 
@@ -90,7 +94,9 @@ type rank struct {
 // part is the destination pages of one (rank, ordinal).
 type part struct {
 	next, runs    int32
-	rank, ordinal int32
+	rank          int32
+	ordinal       int16
+	state         bool // of a pool of kind state
 	pages, prefix int32
 	pool          uint64
 }
@@ -106,8 +112,10 @@ type cursor struct {
 type chunk struct {
 	next, runs         int32
 	ordinal            int32
-	from, pages, off   int32 // source page index, count, already submitted
+	from, pages        int32 // source page index, count
+	to, phase, off     int32 // what is next: destination rank, phase of the map, pages of it already submitted
 	layerFrom, layerTo int32
+	state              bool // of a pool of kind state
 	pool               uint64
 	pageBytes          int64 // of the layers of this chunk
 }
@@ -172,6 +180,7 @@ type pool struct {
 	pages     int32
 	layers    int32
 	pageBytes int64
+	state     bool // of kind state: rank r to rank r as it is, whatever the layouts are
 }
 
 // groupPair is a group here and the group at a peer that it works with, as interned names.
@@ -181,6 +190,7 @@ type group struct {
 	peer     PeerID
 	role     statemachine.Role
 	size     int32
+	layout   layout.Map
 	backends []int32
 	reason   statemachine.Reason
 	detail   string

@@ -63,8 +63,8 @@ func TestDeathOfOnePeer(t *testing.T) {
 }
 
 // With more ranks than KV heads, an integer division gave 0 heads a rank: all ranks got head 0, or descriptors
-// ran past the region (sglang#23746). Groups of unequal size are not mapped in this version: the room ends with
-// the reason before a page is written.
+// ran past the region (sglang#23746). Groups of unequal size that no layout maps do not work together: the room
+// ends with the reason before a page is written.
 func TestUnequalRanks(t *testing.T) {
 	for _, size := range []int32{2, 4, 8, 16} {
 		l := newLone(t)

@@ -74,7 +74,7 @@ func (m *Machine) poolUp(e *Event) {
 	}
 	s.registered += int64(e.Pages) * e.PageBytes
 	m.freed = m.freed || s.rested > 0 // its budget grew
-	s.pools[e.Ordinal] = pool{id: e.Pool, pages: e.Pages, layers: max(e.Layers, 1), pageBytes: e.PageBytes}
+	s.pools[e.Ordinal] = pool{id: e.Pool, pages: e.Pages, layers: max(e.Layers, 1), pageBytes: e.PageBytes, state: e.State}
 }
 
 // open accepts a room, joins a further rank to a live one, or answers for one that has ended.
@@ -147,7 +147,7 @@ func (m *Machine) open(e *Event) {
 	idx := m.rooms.alloc()
 	r := m.rooms.at(idx)
 	r.sm.Role, r.sm.Att, r.pair().Judge = s.role, e.Att, s.role == statemachine.Source
-	r.id, r.gen, r.next, r.ranks, r.dst, r.ops, r.aux, r.detail = e.Room, m.gens, head, nil32, nil32, nil32, nil32, nil32
+	r.id, r.gen, r.next, r.ranks, r.dst, r.ops, r.aux, r.detail, r.layout = e.Room, m.gens, head, nil32, nil32, nil32, nil32, nil32, nil32
 	r.peer, r.group, r.peerGroup, r.backend = nilPeer, s.group, peerGroup, nil32
 	r.size, r.joined, r.priority, r.opened, r.since = int16(s.size), 1, e.Priority, m.now, m.now
 	if e.Deadline > 0 {
@@ -210,8 +210,8 @@ func (m *Machine) groupTrouble(name int32, s *session) string {
 		return g.reason.String() + ": " + g.detail
 	case g.role == s.role:
 		return "has the role " + g.role.String() + ", the same as this worker's"
-	case g.size != s.size:
-		return fmt.Sprintf("has %d ranks, this worker's group has %d: unequal tensor-parallel sizes are not served yet", g.size, s.size)
+	case !g.fits(s.role, s.size):
+		return fmt.Sprintf("has %d ranks, this worker's group has %d, and no layout maps them", g.size, s.size)
 	}
 	switch p := m.peer(g.peer); {
 	case p.draining:
@@ -223,6 +223,19 @@ func (m *Machine) groupTrouble(name int32, s *session) string {
 		return "backend_down: " + noBackend
 	}
 	return ""
+}
+
+// fits reports whether the sizes of a pair of groups are those that its layout maps; role and size are of
+// the group here.
+func (g *group) fits(role statemachine.Role, size int32) bool {
+	if g.layout.IsZero() {
+		return g.size == size
+	}
+	src, dst := g.layout.Ranks()
+	if role == statemachine.Destination {
+		src, dst = dst, src
+	}
+	return size == src && g.size == dst
 }
 
 const noBackend = "every transfer backend of the pair is down on this engine; see engine plugins list"
@@ -327,6 +340,10 @@ func (m *Machine) register(e *Event) {
 		return
 	}
 	var n need
+	var lm layout.Map // of the pair, if it is known yet; else the source's engine looks
+	if g := m.groups[groupPair{r.group, r.peerGroup}]; g != nil {
+		lm = g.layout
+	}
 	for i := range e.Parts {
 		p := &e.Parts[i]
 		pl, err := s.pool(p)
@@ -337,6 +354,10 @@ func (m *Machine) register(e *Event) {
 		pages := layout.Pages(p.Runs)
 		if p.Prefix < 0 || int64(p.Prefix) > pages {
 			m.refuse(e, "parts[%d].prefix: %d is outside 0 to %d", i, p.Prefix, pages)
+			return
+		}
+		if why := unmapped(lm, pl.state, p.Prefix); why != "" {
+			m.refuse(e, "parts[%d]%s", i, why)
 			return
 		}
 		for j := range i {
@@ -371,8 +392,8 @@ func (m *Machine) register(e *Event) {
 	for i := range e.Parts {
 		p := &e.Parts[i]
 		r.dst = m.parts.add(part{
-			next: r.dst, runs: m.putRuns(p.Runs), rank: s.rank, ordinal: p.Ordinal, pages: int32(layout.Pages(p.Runs)),
-			prefix: p.Prefix, pool: s.pools[p.Ordinal].id,
+			next: r.dst, runs: m.putRuns(p.Runs), rank: s.rank, ordinal: int16(p.Ordinal), pages: int32(layout.Pages(p.Runs)),
+			prefix: p.Prefix, pool: s.pools[p.Ordinal].id, state: s.pools[p.Ordinal].state,
 		})
 	}
 	r.total += n.bytes
@@ -395,6 +416,19 @@ func (m *Machine) register(e *Event) {
 	} else {
 		m.publish(r)
 	}
+}
+
+// unmapped says why a destination's part cannot be mapped; empty when it can.
+func unmapped(lm layout.Map, state bool, prefix int32) string {
+	src, dst := lm.Ranks()
+	_, per := lm.Scale()
+	switch {
+	case state && src != dst:
+		return fmt.Sprintf(".pool: it is of kind state, which goes from rank r to rank r; layout.ranks: source has %d, destination has %d", src, dst)
+	case !state && prefix%per != 0:
+		return fmt.Sprintf(".prefix: %d is no multiple of %d: the source sends whole pages, and one of its pages is %d of these", prefix, per, per)
+	}
+	return ""
 }
 
 // pool checks a part against the session's pools.
@@ -490,20 +524,25 @@ func (m *Machine) send(e *Event) {
 		perPage := pl.pageBytes * int64(to-from) / int64(pl.layers)
 		ch := m.chunks.add(chunk{
 			next: nil32, runs: m.putRuns(p.Runs), ordinal: p.Ordinal, from: c.page, pages: n,
-			layerFrom: from, layerTo: to, pool: pl.id, pageBytes: perPage,
+			layerFrom: from, layerTo: to, pool: pl.id, pageBytes: perPage, state: pl.state,
 		})
 		if c.chunk, c.layer = n, to; to == pl.layers {
 			c.page, c.chunk, c.layer = c.page+n, 0, 0
 		}
 		kk := m.ranks.at(k)
+		kk.armed = true
+		bytes := m.carried(r, kk, m.chunks.at(ch))
+		if bytes == 0 && r.layout != nil32 && !pl.state { // other ranks send it
+			m.freeChunk(ch)
+			continue
+		}
 		if kk.head == nil32 {
 			kk.head = ch
 		} else {
 			m.chunks.at(kk.tail).next = ch
 		}
 		kk.tail = ch
-		kk.armed = true
-		added += int64(n) * perPage
+		added += bytes
 	}
 	kk := m.ranks.at(k)
 	kk.chunks++

@@ -82,12 +82,12 @@ func (e *Env) Check() error {
 			if !w.Residency.Reusable() {
 				continue
 			}
-			pool := uint64(k.Rank) + 1 // each rank has one
+			own := func(pool uint64) bool { return pool%statePool == uint64(k.Rank)+1 }
 			e.ops(func(o *Op) {
-				if g == e.D && o.DstPool == pool && o.D == w.Opener && o.MayLand() && !g.Sealed[o.D] {
+				if g == e.D && own(o.DstPool) && o.D == w.Opener && o.MayLand() && !g.Sealed[o.D] {
 					fail(g, "R4", "pages of %s are %s, %d bytes may still land", e.Opener(o.D), w.Residency, o.Bytes)
 				}
-				if g == e.P && o.SrcPool == pool && o.S == w.Opener && o.MayRead() {
+				if g == e.P && own(o.SrcPool) && o.S == w.Opener && o.MayRead() {
 					fail(g, "R4", "pages of %s are %s, %d bytes may still be read", e.Opener(o.S), w.Residency, o.Bytes)
 				}
 			})

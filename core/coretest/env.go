@@ -90,6 +90,9 @@ type roomRank struct {
 type Config struct {
 	Core      core.Config
 	Ranks     int32 // of each group; default 1
+	DRanks    int32 // of D's group; default Ranks
+	Map       layout.Map
+	State     bool  // each worker has a second pool, of kind state
 	Pages     int32 // of each pool; default 64
 	PageBytes int64 // default 1024
 	Layers    int32 // default 2
@@ -118,6 +121,9 @@ func New(cfg Config, log io.Writer) (*Env, error) {
 		e.log = io.Discard
 	}
 	e.Ranks, e.Pages, e.Layers = max(e.Ranks, 1), max(e.Pages, 1), max(e.Layers, 1)
+	if cfg.DRanks == 0 {
+		e.DRanks = e.Ranks
+	}
 	if cfg.Pages == 0 {
 		e.Pages = 64
 	}
@@ -164,8 +170,8 @@ func (e *Env) start(g *Engine) error {
 	g.Words, g.slots, g.next = map[SlotKey]core.WordEffect{}, map[roomRank]int32{}, map[int32]int32{}
 	g.Sealed = map[statemachine.Opener]bool{}
 	e.StartPlugin(g)
-	g.sessions = make([]core.SessionID, e.Ranks)
-	for rank := range e.Ranks {
+	g.sessions = make([]core.SessionID, e.Size(g))
+	for rank := range e.Size(g) {
 		e.StartWorker(g, rank)
 	}
 	return nil
@@ -248,8 +254,22 @@ func (e *Env) StartWorker(g *Engine, rank int32) {
 	g.sessions[rank] = g.minted
 	g.next[rank] = 0
 	e.Step(g,
-		core.Event{Kind: core.SessionUp, Session: g.minted, Group: g.Group, Role: g.Role, Rank: rank, Size: e.Ranks, Slots: 1024},
+		core.Event{Kind: core.SessionUp, Session: g.minted, Group: g.Group, Role: g.Role, Rank: rank, Size: e.Size(g), Slots: 1024},
 		core.Event{Kind: core.PoolUp, Session: g.minted, Pool: uint64(rank) + 1, Pages: e.Pages, Layers: e.Layers, PageBytes: e.PageBytes})
+	if e.State {
+		e.Step(g, core.Event{Kind: core.PoolUp, Session: g.minted, Ordinal: 1, Pool: statePool + uint64(rank) + 1, Pages: e.Pages, Layers: e.Layers, PageBytes: e.PageBytes, State: true})
+	}
+}
+
+// statePool is added to the id of a rank's first pool, its rank plus one, for that of its pool of state.
+const statePool = 1000
+
+// Size is how many ranks the group of an engine has.
+func (e *Env) Size(g *Engine) int32 {
+	if g == e.D {
+		return e.DRanks
+	}
+	return e.Ranks
 }
 
 // KillWorker ends the worker of a rank.
@@ -295,8 +315,11 @@ func (e *Env) Connect() {
 	for _, g := range e.Engines() {
 		o := e.Other(g)
 		in := []core.Event{{Kind: core.PeerHello, Peer: 0, Node: o.Name, Inc: o.Inc}}
-		for rank := range e.Ranks {
+		for rank := range e.Size(o) {
 			in = append(in, core.Event{Kind: core.PeerPool, Peer: 0, Pool: uint64(rank) + 1, Pages: e.Pages, Layers: e.Layers, PageBytes: e.PageBytes})
+			if e.State {
+				in = append(in, core.Event{Kind: core.PeerPool, Peer: 0, Pool: statePool + uint64(rank) + 1, Pages: e.Pages, Layers: e.Layers, PageBytes: e.PageBytes, State: true})
+			}
 		}
 		if !e.NoGroups {
 			in = append(in, e.group(g))
@@ -308,7 +331,7 @@ func (e *Env) Connect() {
 // group is the event by which an engine learns the group of the other.
 func (e *Env) group(g *Engine) core.Event {
 	o := e.Other(g)
-	return core.Event{Kind: core.PeerGroup, Peer: 0, Group: o.Group, PeerGroup: g.Group, Role: o.Role, Size: e.Ranks, Backends: []string{Backend}}
+	return core.Event{Kind: core.PeerGroup, Peer: 0, Group: o.Group, PeerGroup: g.Group, Role: o.Role, Size: e.Size(o), Map: e.Map, Backends: []string{Backend}}
 }
 
 // Announce tells an engine the group of the other, or, with a reason, that the pair is refused.
@@ -382,7 +405,11 @@ func (e *Env) plugin(g *Engine, p core.PluginEffect) []core.Event {
 		if p.LayerFrom != 0 || p.LayerTo != e.Layers {
 			layers = fmt.Sprintf(", layers %d-%d", p.LayerFrom, p.LayerTo-1)
 		}
-		e.printf("%s submits op %d%s: %s -> %s%s, %d bytes", g.Name, len(g.Ops), epoch, pages(p.Source), pages(p.Destination), layers, p.Bytes)
+		to := ""
+		if !e.Map.IsZero() {
+			to = fmt.Sprintf(" (rank %d to %d, phase %d)", p.SrcRank, p.DstRank, p.Phase)
+		}
+		e.printf("%s submits op %d%s: %s -> %s%s%s, %d bytes", g.Name, len(g.Ops), epoch, pages(p.Source), pages(p.Destination), to, layers, p.Bytes)
 	case core.PluginAbort:
 		e.printf("%s aborts op %d", g.Name, e.OpNumber(g, p.Op))
 	case core.PluginGrant:
@@ -415,7 +442,7 @@ func (e *Env) plugin(g *Engine, p core.PluginEffect) []core.Event {
 func (g *Engine) rank(id core.SessionID) int32 { return int32(slices.Index(g.sessions, id)) }
 
 func (e *Env) who(g *Engine, id core.SessionID, slot int32) string {
-	if e.Ranks == 1 {
+	if e.Size(g) == 1 {
 		return fmt.Sprintf("%s slot %d", g.Name, slot)
 	}
 	return fmt.Sprintf("%s rank %d slot %d", g.Name, g.rank(id), slot)

@@ -66,25 +66,6 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCompatible: each field is named when it differs.
-func TestCompatible(t *testing.T) {
-	base := Cache{"bf16", 32, 8, 128, 16, "mha"}
-	if err := Compatible(base, base); err != nil {
-		t.Error(err)
-	}
-	for field, change := range map[string]func(*Cache){
-		"dtype": func(c *Cache) { c.DType = "fp8_e4m3" }, "layers": func(c *Cache) { c.Layers = 64 }, "kv_heads": func(c *Cache) { c.KVHeads = 4 },
-		"head_dim": func(c *Cache) { c.HeadDim = 64 }, "page_tokens": func(c *Cache) { c.PageTokens = 32 }, "kind": func(c *Cache) { c.Kind = "mla" },
-	} {
-		other := base
-		change(&other)
-		var m *Mismatch
-		if err := Compatible(base, other); !errors.As(err, &m) || m.Field != field || !strings.Contains(err.Error(), "layout."+field) {
-			t.Errorf("%s: %v", field, err)
-		}
-	}
-}
-
 // TestIdentity: the plan covers each byte of a destination page exactly once, and layer ranges add up.
 func TestIdentity(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

@@ -112,7 +112,7 @@ func (n *Node) hello(s workerapi.Session) error {
 	case g.size != s.Size:
 		return &workerapi.Error{Code: workerapi.Refused, Field: "size", Message: fmt.Sprintf("group %q has %d ranks here, not %d", s.Group, g.size, s.Size)}
 	case g.layout != s.Layout:
-		return &workerapi.Error{Code: workerapi.Refused, Field: "layout", Message: fmt.Sprintf("group %q has another layout: %v", s.Group, layout.Compatible(g.layout, s.Layout))}
+		return &workerapi.Error{Code: workerapi.Refused, Field: "layout", Message: fmt.Sprintf("group %q has another layout: %v", s.Group, layout.Differ(g.layout, s.Layout))}
 	}
 	if _, taken := g.ranks[s.Rank]; taken {
 		return &workerapi.Error{Code: workerapi.Refused, Field: "rank", Message: fmt.Sprintf("rank %d of group %q is connected already", s.Rank, s.Group)}

@@ -71,7 +71,7 @@ func (n *Node) submit(b *backend, e *core.PluginEffect) error {
 	if err != nil {
 		return err
 	}
-	pl, err := n.planFor(b, p, e.SrcPool, e.DstPool)
+	pl, err := n.planFor(b, p, e)
 	if err != nil {
 		return err
 	}

@@ -275,7 +275,7 @@ func (n *Node) pair(own *group, theirs *part, p *pairing) {
 	if theirs.id == selfPeer {
 		their = mine
 	}
-	src, dst := layout.Cache(theirs.Layout), own.layout
+	src, dst := layout.Side{Cache: layout.Cache(theirs.Layout), Ranks: theirs.Size}, layout.Side{Cache: own.layout, Ranks: own.size}
 	order, other := mine, their // the destination's order decides
 	if own.role == statemachine.Source {
 		src, dst = dst, src
@@ -284,7 +284,8 @@ func (n *Node) pair(own *group, theirs *part, p *pairing) {
 	ev.Backends = common(order, other)
 	// A backend that is down at the peer comes last: new rooms are placed on one that is up.
 	slices.SortStableFunc(ev.Backends, func(a, b string) int { return r.down(a) - r.down(b) })
-	if err := layout.Compatible(src, dst); err != nil {
+	var err error
+	if ev.Map, err = layout.New(src, dst); err != nil {
 		ev.Backends, ev.Reason, ev.Detail = nil, statemachine.LayoutMismatch, err.Error()
 		p.field = "layout"
 		if m, ok := err.(*layout.Mismatch); ok {

@@ -76,6 +76,9 @@ type planKey struct {
 	// handle of the peer's epoch at the plugin
 	handle uint32
 	dst    uint64
+	// rule and phase say what of a page goes where; the pools belong to one rank each.
+	rule  layout.Map
+	phase int32
 }
 
 type plan struct {
@@ -552,8 +555,9 @@ func (n *Node) accept(b *backend, id core.PeerID, r *remote, e peer.Endpoint) {
 	r.accepted[acceptKey{b.name, b.epoch, e.Epoch}] = uint32(b.nextID)
 }
 
-func (n *Node) planFor(b *backend, p *pluginPeer, src, dst uint64) (*plan, error) {
-	key := planKey{src, p.peer, p.handle, dst}
+func (n *Node) planFor(b *backend, p *pluginPeer, e *core.PluginEffect) (*plan, error) {
+	src, dst := e.SrcPool, e.DstPool
+	key := planKey{src, p.peer, p.handle, dst, e.Map, e.Phase}
 	if pl := b.plans[key]; pl != nil {
 		return pl, nil
 	}
@@ -561,7 +565,7 @@ func (n *Node) planFor(b *backend, p *pluginPeer, src, dst uint64) (*plan, error
 	if sp == nil || rp == nil {
 		return nil, fmt.Errorf("pool %d or the peer's pool %d is gone", src, dst)
 	}
-	slices, err := layout.Identity(sp.shape, rp.shape)
+	slices, err := e.Map.Plan(e.SrcRank, e.DstRank, e.Phase, sp.shape, rp.shape)
 	if err != nil {
 		return nil, err
 	}
@@ -577,7 +581,7 @@ func (n *Node) planFor(b *backend, p *pluginPeer, src, dst uint64) (*plan, error
 	for _, s := range slices {
 		add.Slices = append(add.Slices, &contract.Slice{
 			SrcTensor: uint32(s.Src), DstTensor: uint32(s.Dst), SrcOff: uint64(s.SrcOff), DstOff: uint64(s.DstOff),
-			Len: uint64(s.Len), SrcStride: uint64(s.Len), DstStride: uint64(s.Len), Count: 1,
+			Len: uint64(s.Len), SrcStride: uint64(s.SrcStride), DstStride: uint64(s.DstStride), Count: uint32(s.Count),
 		})
 	}
 	b.plans[key] = pl
