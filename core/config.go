@@ -92,8 +92,8 @@ func (c *Config) check() error {
 	if k.FloorRate <= 0 {
 		errs = append(errs, errors.New("floor rate must be larger than zero bytes a second"))
 	}
-	if q := &c.Quarantine; q.Percent < 0 || q.Percent > 100 || q.Age < 0 {
-		errs = append(errs, fmt.Errorf("quarantine is %d %% and %v: want 0 to 100 and no negative age", q.Percent, q.Age))
+	if q := &c.Quarantine; q.Share < 0 || q.Share > 10_000 || q.Age < 0 {
+		errs = append(errs, fmt.Errorf("quarantine is %d hundredths of a percent and %v: want 0 to 10000 and no negative age", q.Share, q.Age))
 	}
 	l := &c.Limits
 	for _, d := range []struct {

@@ -198,7 +198,7 @@ func configure(c *call, cfg *coretest.Config) {
 		k.Retire = c.duration("retire")
 	}
 	q := &cfg.Core.Quarantine
-	q.Percent, q.Age = int32(c.num("quarantine", 0)), c.duration("quarantine-age")
+	q.Share, q.Age = int32(100*c.num("quarantine", 0)), c.duration("quarantine-age")
 	cfg.Ranks = int32(c.num("ranks", 1))
 	cfg.DRanks, cfg.State = int32(c.num("d-ranks", 0)), c.has("state")
 	cfg.Pages = int32(c.num("pages", 64))

@@ -21,9 +21,9 @@ const (
 // Quarantine is the budget of pages that no rung could prove quiet (rung 4). Beyond it the core asks the
 // host to replace the plugin epoch that they are registered with (PluginReplace), one at a time.
 type Quarantine struct {
-	// Percent of the bytes in a worker's pools. Beyond it the worker's destinations are not admitted
-	// either, until pages come back. 0: no budget.
-	Percent int32
+	// Share of the bytes in a worker's pools, in hundredths of a percent. Beyond it the worker's destinations
+	// are not admitted either, until pages come back. 0: no budget.
+	Share int32
 	// Age that pages may rest for, whatever their size. It stops no admission. 0: for ever.
 	Age time.Duration
 }
@@ -33,7 +33,11 @@ const replaceRetry = time.Minute
 
 // over reports whether more of a session's pages rest in quarantine than its budget allows.
 func (m *Machine) over(s *session) bool {
-	return m.cfg.Quarantine.Percent > 0 && s.rested > s.registered/100*int64(m.cfg.Quarantine.Percent)
+	return m.cfg.Quarantine.Share > 0 && s.rested > m.budget(s)
+}
+
+func (m *Machine) budget(s *session) int64 {
+	return int64(float64(s.registered) / 10_000 * float64(m.cfg.Quarantine.Share))
 }
 
 // supersede makes the newest epoch of a backend one that retires.
@@ -245,11 +249,7 @@ func (m *Machine) Rests() []RestView {
 	var out []RestView
 	for i := range int32(m.sessions.len()) {
 		if s := m.sessions.at(i); s.rested > 0 {
-			v := RestView{Group: m.name(s.group), Rank: s.rank, Bytes: s.rested, Over: m.over(s), Gone: s.down}
-			if p := int64(m.cfg.Quarantine.Percent); p > 0 {
-				v.Budget = s.registered / 100 * p
-			}
-			out = append(out, v)
+			out = append(out, RestView{Group: m.name(s.group), Rank: s.rank, Bytes: s.rested, Budget: m.budget(s), Over: m.over(s), Gone: s.down})
 		}
 	}
 	return out

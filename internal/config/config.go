@@ -213,8 +213,12 @@ type Limits struct {
 	PeerBytes Bytes `json:"peer_bytes,omitempty"`
 	// Ended rooms of one peer that are remembered for the tombstone clock.
 	TombstonesPerPeer int `json:"tombstones_per_peer,omitempty" jsonschema:"minimum=1,maximum=1000000"`
-	// Share of the registered bytes that may rest in quarantine before the engine reports that it is not ready.
+	// Share of the bytes in a worker's pools that may rest in quarantine. Beyond it the worker's destinations
+	// wait, the engine is not ready, and the plugin that the pages are registered with is replaced by a new
+	// process of it.
 	Quarantine Percent `json:"quarantine,omitempty"`
+	// Time that pages may rest in quarantine, however few, before the plugin is replaced.
+	QuarantineAge Duration `json:"quarantine_age,omitempty"`
 }
 
 // Clocks bound every wait; none can be switched off. A room whose clock runs out ends as Failed with the
@@ -246,6 +250,9 @@ type Clocks struct {
 	PeerDead Duration `json:"peer_dead,omitempty"`
 	// An ended room is remembered.
 	Tombstone Duration `json:"tombstone,omitempty"`
+	// What a plugin process still has when the next one takes over has so long to end, or as long as the
+	// longest transfer clock in it.
+	Retire Duration `json:"retire,omitempty"`
 }
 
 // Drain says how the engine stops.
@@ -284,6 +291,7 @@ func Default() Config {
 			PeerBytes:         1 << 30,
 			TombstonesPerPeer: 65536,
 			Quarantine:        10,
+			QuarantineAge:     Duration(time.Hour),
 		},
 		Clocks: Clocks{
 			Queue:             Duration(300 * time.Second),
@@ -299,6 +307,7 @@ func Default() Config {
 			PeerSuspect:       Duration(2 * time.Second),
 			PeerDead:          Duration(10 * time.Second),
 			Tombstone:         Duration(600 * time.Second),
+			Retire:            Duration(300 * time.Second),
 		},
 		Drain:     Drain{Budget: Duration(30 * time.Second)},
 		Scheduler: Scheduler{Policy: "srf", AgeBound: Duration(2 * time.Second), Quantum: 4 << 20},

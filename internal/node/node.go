@@ -381,9 +381,10 @@ func coreConfig(c *config.Config, inc uint64) core.Config {
 		Clocks: core.Clocks{
 			Queue: k.Queue.Std(), Bootstrap: k.Bootstrap.Std(), PeerQueued: k.PeerQueued.Std(), Register: k.Register.Std(),
 			Input: k.Input.Std(), Stall: k.Stall.Std(), TransferMin: k.TransferMin.Std(), Verdict: k.Verdict.Std(), Drain: k.Drain.Std(),
-			PeerSuspect: k.PeerSuspect.Std(), PeerDead: k.PeerDead.Std(), Tombstone: k.Tombstone.Std(), FloorRate: int64(k.TransferFloorRate),
+			PeerSuspect: k.PeerSuspect.Std(), PeerDead: k.PeerDead.Std(), Tombstone: k.Tombstone.Std(), Retire: k.Retire.Std(), FloorRate: int64(k.TransferFloorRate),
 		},
-		Limits: core.DefaultLimits(),
+		Limits:     core.DefaultLimits(),
+		Quarantine: core.Quarantine{Share: max(int32(100*c.Limits.Quarantine), 1), Age: c.Limits.QuarantineAge.Std()},
 	}
 	cfg.Limits.Rooms, cfg.Limits.RoomsPerSession = int32(l.InflightRooms), int32(l.RoomsPerWorker)
 	cfg.Limits.RoomBytes, cfg.Limits.RoomPages = int64(l.InflightBytes), int64(l.InflightPages)
