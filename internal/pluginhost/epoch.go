@@ -26,6 +26,7 @@ import (
 type epoch struct {
 	p          *Plugin
 	n          uint32
+	spec       *Spec
 	dir        *epochDir
 	proc       *process
 	ctrl       *ctrl
@@ -49,6 +50,7 @@ type epoch struct {
 	cause error           // of the first fail
 	dials error           // of the last dial that failed
 	fault *contract.Fault // to tell the plugin before it is killed
+	began time.Time       // when its streams were open
 	beat  time.Time       // of the last beat, moved on by pauses of our own
 	busy  []*contract.Busy
 	hello *contract.HandshakeResponse
@@ -59,13 +61,13 @@ type epoch struct {
 }
 
 // newEpoch makes the directory, the control socket and the process object; nothing runs yet.
-func (p *Plugin) newEpoch() (*epoch, error) {
-	n := p.h.nextEpoch(p.spec.Name)
-	prog, err := p.spec.open()
+func (p *Plugin) newEpoch(spec *Spec) (*epoch, error) {
+	n := p.h.nextEpoch(spec.Name)
+	prog, err := spec.open()
 	if err != nil {
 		return nil, err
 	}
-	dir, err := newEpochDir(p.h.root, p.spec.Name, n)
+	dir, err := newEpochDir(p.h.root, spec.Name, n)
 	if err != nil {
 		prog.close()
 		return nil, err
@@ -78,6 +80,7 @@ func (p *Plugin) newEpoch() (*epoch, error) {
 	e := &epoch{
 		p:       p,
 		n:       n,
+		spec:    spec,
 		dir:     dir,
 		ctrl:    ctl,
 		session: newQueue(p.h.cfg.QueueEvents, p.h.cfg.QueueBytes),
@@ -86,8 +89,8 @@ func (p *Plugin) newEpoch() (*epoch, error) {
 		drained: make(chan struct{}),
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
-	env := append(p.spec.environment(), tokenEnv+"="+dir.token)
-	e.proc = newProcess(p.spec.Name, prog, env, dir.path, child, p.log)
+	env := append(spec.environment(), tokenEnv+"="+dir.token)
+	e.proc = newProcess(spec.Name, prog, env, dir.path, child, p.log)
 	e.proc.spawned = p.h.cfg.Spawned
 	if p.h.cfg.Linger > 0 {
 		e.proc.forOrphans, e.proc.token = orphanWait, dir.token
@@ -109,7 +112,7 @@ func (e *epoch) clientConfig() *goplugin.ClientConfig {
 		},
 		UnixSocketConfig: &goplugin.UnixSocketConfig{TempDir: e.dir.path},
 		SkipHostEnv:      true,
-		AutoMTLS:         e.p.spec.MTLS,
+		AutoMTLS:         e.spec.MTLS,
 		SyncStdout:       &e.proc.stdout,
 		SyncStderr:       &e.proc.stderr,
 		Logger:           hclog.NewNullLogger(), // what it would log is in our errors
@@ -225,7 +228,7 @@ func (e *epoch) connect(ctx context.Context) error {
 		Node:          cfg.Node,
 		Incarnation:   cfg.Incarnation,
 		Epoch:         e.n,
-		ConfigJson:    e.p.spec.Options,
+		ConfigJson:    e.spec.Options,
 		RuntimeDir:    e.dir.path,
 		HostId:        cfg.HostID,
 		Features:      cfg.Features,
@@ -257,7 +260,8 @@ func (e *epoch) connect(ctx context.Context) error {
 		return fmt.Errorf("control stream: %w", err)
 	}
 	e.mu.Lock()
-	e.beat = time.Now()
+	e.began = time.Now()
+	e.beat = e.began
 	e.mu.Unlock()
 	e.streams = [2]stream{session, control}
 	return nil

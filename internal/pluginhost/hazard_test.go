@@ -239,7 +239,7 @@ func TestReplacedFile(t *testing.T) {
 			path, spec := pinned(t)
 			h, _ := newTestHost(t, nil)
 			p := newPlugin(h, spec)
-			e, err := p.newEpoch() // the check
+			e, err := p.newEpoch(p.spec) // the check
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -7,7 +7,8 @@
 //
 //	(Up Frame* Lost Reaped)* Down
 //
-// (A process that cannot be killed, asleep in a driver, delays its Reaped beyond the next Up; and
+// An epoch that is started beside another (Plugin.Beside) has its events among those of the other; its own are
+// in this order, too. (A process that cannot be killed, asleep in a driver, delays its Reaped beyond the next Up; and
 // Restart begins anew after Down.) A spawn that never answers its handshake produces no event by itself; it shows in Status and, when
 // the restart budget is used up, as Down.
 package pluginhost
@@ -58,7 +59,7 @@ type Config struct {
 	RuntimeDir string
 	Log        *slog.Logger
 	// Sink receives every event. It is called from goroutines of the host, one event at a time for one
-	// plugin, and must not block or call back into the Plugin's Stop or Restart.
+	// epoch, and must not block or call back into the Plugin's Stop or Restart.
 	Sink func(Event)
 	// Tap, if set, sees every frame as the plugin sent it, beats and logs included, before it is checked.
 	// It is called from the reader of the stream, must not keep the frame, and holds the stream up as
@@ -228,7 +229,7 @@ func (h *Host) Plugins() []*Plugin {
 	for _, p := range h.plugins {
 		list = append(list, p)
 	}
-	sort.Slice(list, func(i, j int) bool { return list[i].spec.Name < list[j].spec.Name })
+	sort.Slice(list, func(i, j int) bool { return list[i].name < list[j].name })
 	return list
 }
 
@@ -263,7 +264,7 @@ func (h *Host) nextEpoch(name string) uint32 {
 func (h *Host) forget(p *Plugin) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.plugins[p.spec.Name] == p {
-		delete(h.plugins, p.spec.Name)
+	if h.plugins[p.name] == p {
+		delete(h.plugins, p.name)
 	}
 }

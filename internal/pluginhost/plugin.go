@@ -67,17 +67,22 @@ type Status struct {
 // goroutine.
 type Plugin struct {
 	h    *Host
-	spec Spec
+	name string
+	spec *Spec // the supervisor's
 	log  *slog.Logger
 
 	stop     chan struct{} // closed by the first Stop
 	stopOnce sync.Once
 	stopCtx  context.Context // of the first Stop; its end cuts the drain short
 	restart  chan restart
-	done     chan struct{} // closed when the supervisor has ended
+	adopt    chan adoption
+	asides   sync.WaitGroup // epochs beside the plugin's own
+	done     chan struct{}  // closed when the supervisor has ended
 
 	mu         sync.Mutex
-	epoch      *epoch // the live or last spawn, nil before the first
+	epoch      *epoch           // the live or last spawn, nil before the first
+	sides      map[uint32]*side // those beside it
+	closed     bool             // no other one is started
 	state      State
 	since      time.Time
 	changed    chan struct{} // closed and renewed at every change of state
@@ -96,10 +101,13 @@ type restart struct {
 func newPlugin(h *Host, spec Spec) *Plugin {
 	return &Plugin{
 		h:       h,
-		spec:    spec,
+		name:    spec.Name,
+		spec:    &spec,
 		log:     h.cfg.Log.With("plugin", spec.Name),
 		stop:    make(chan struct{}),
 		restart: make(chan restart),
+		adopt:   make(chan adoption),
+		sides:   map[uint32]*side{},
 		done:    make(chan struct{}),
 		state:   StateStarting,
 		since:   time.Now(),
@@ -108,7 +116,7 @@ func newPlugin(h *Host, spec Spec) *Plugin {
 }
 
 // Name returns Spec.Name.
-func (p *Plugin) Name() string { return p.spec.Name }
+func (p *Plugin) Name() string { return p.name }
 
 // Ready waits until an epoch is up. It fails when the plugin goes down, with the reason, or when ctx
 // ends, with the last error if there is one.
@@ -121,12 +129,12 @@ func (p *Plugin) Ready(ctx context.Context) error {
 		case StateUp:
 			return nil
 		case StateDown:
-			return fmt.Errorf("plugin %s is down: %w", p.spec.Name, last)
+			return fmt.Errorf("plugin %s is down: %w", p.name, last)
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("plugin %s is not up: %w", p.spec.Name, errors.Join(ctx.Err(), last))
+			return fmt.Errorf("plugin %s is not up: %w", p.name, errors.Join(ctx.Err(), last))
 		}
 	}
 }
@@ -192,7 +200,7 @@ func (p *Plugin) Stop(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.unreaped > 0 {
-		return fmt.Errorf("plugin %s: %d epochs have processes that do not die; see dmesg for hung tasks", p.spec.Name, p.unreaped)
+		return fmt.Errorf("plugin %s: %d epochs have processes that do not die; see dmesg for hung tasks", p.name, p.unreaped)
 	}
 	return nil
 }
@@ -221,7 +229,7 @@ func (p *Plugin) Restart(ctx context.Context) error {
 func (p *Plugin) Status() Status {
 	p.mu.Lock()
 	s := Status{
-		Name:       p.spec.Name,
+		Name:       p.name,
 		State:      p.state,
 		Since:      p.since,
 		Violations: p.violations,
@@ -239,12 +247,18 @@ func (p *Plugin) Status() Status {
 	return s
 }
 
-// live returns the epoch if it is the live one.
+// live returns the epoch if it is a live one.
 func (p *Plugin) live(n uint32) (*epoch, error) {
 	p.mu.Lock()
 	e := p.epoch
+	if e == nil || e.n != n {
+		e = nil
+		if s := p.sides[n]; s != nil {
+			e = s.epoch
+		}
+	}
 	p.mu.Unlock()
-	if e == nil || e.n != n || !e.live() {
+	if e == nil || !e.live() {
 		return nil, p.named(fmt.Errorf("epoch %d: %w", n, ErrEpoch))
 	}
 	return e, nil
@@ -254,7 +268,7 @@ func (p *Plugin) named(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("plugin %s: %w", p.spec.Name, err)
+	return fmt.Errorf("plugin %s: %w", p.name, err)
 }
 
 func (p *Plugin) setState(s State, err error) {
@@ -278,6 +292,6 @@ func (p *Plugin) count(counter *uint64, n uint64) {
 }
 
 func (p *Plugin) emit(ev Event) {
-	ev.Plugin = p.spec.Name
+	ev.Plugin = p.name
 	p.h.cfg.Sink(ev)
 }

@@ -73,12 +73,12 @@ func (p *Plugin) ReadyOnce(ctx context.Context) error {
 		case StateUp:
 			return nil
 		case StateBackoff, StateDown:
-			return fmt.Errorf("plugin %s: %w", p.spec.Name, last)
+			return fmt.Errorf("plugin %s: %w", p.name, last)
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("plugin %s is not up: %w", p.spec.Name, errors.Join(ctx.Err(), last))
+			return fmt.Errorf("plugin %s is not up: %w", p.name, errors.Join(ctx.Err(), last))
 		}
 	}
 }

@@ -16,12 +16,14 @@ func (p *Plugin) run() {
 	defer close(p.done)
 	defer p.h.forget(p)
 	budget := budget{cfg: &p.h.cfg}
+	var next *epoch // to begin with in place of a spawn
 	for {
 		began := time.Now()
-		request, err := p.cycle()
+		request, err := p.cycle(next)
+		next = nil
 		select {
 		case <-p.stop:
-			p.down(err)
+			p.stopped(err)
 			return
 		default:
 		}
@@ -52,22 +54,61 @@ func (p *Plugin) run() {
 			p.log.Warn("plugin is restarted", "error", err, "in", delay)
 			p.setState(StateBackoff, err)
 		}
-		restarted, stopped := p.wait(delay)
+		restarted, adopted, stopped := p.wait(delay)
 		if stopped {
-			p.down(ErrStopped)
+			p.stopped(ErrStopped)
 			return
 		}
-		if restarted {
+		if next = adopted; restarted || adopted != nil {
 			budget.reset()
 		}
 	}
 }
 
-// cycle runs one epoch from spawn to reap. It returns the request that ended it, if one did, and why
-// it ended.
-func (p *Plugin) cycle() (*restart, error) {
+// cycle runs one epoch, e or the next spawn, to its reap. It returns the request that ended it, if one did,
+// and why it ended. An epoch that is adopted meanwhile takes its place.
+func (p *Plugin) cycle(e *epoch) (*restart, error) {
+	if e == nil {
+		var err error
+		if e, err = p.spawn(); err != nil {
+			return nil, err
+		}
+	}
+	var request *restart
+	for waiting := true; waiting; {
+		select {
+		case <-e.lost:
+			waiting = false
+		case <-p.stop:
+			p.retire(e, p.stopCtx)
+			waiting = false
+		case r := <-p.restart:
+			request = &r
+			p.retire(e, r.ctx)
+			waiting = false
+		case a := <-p.adopt:
+			if next := p.take(a, e); next != nil {
+				e = next
+			}
+		}
+	}
+	err := e.explain()
+	p.setState(StateStopping, err)
+	e.deliver.Lock()
+	p.emit(Event{Kind: Lost, Epoch: e.n, Err: err})
+	e.deliver.Unlock()
+	if e.end(errors.Is(err, ErrStopped)) {
+		p.emit(Event{Kind: Reaped, Epoch: e.n})
+	} else {
+		p.abandon(e)
+	}
+	return request, err
+}
+
+// spawn starts the next epoch.
+func (p *Plugin) spawn() (*epoch, error) {
 	p.setState(StateStarting, nil)
-	e, err := p.newEpoch()
+	e, err := p.newEpoch(p.spec)
 	if err != nil {
 		return nil, err
 	}
@@ -89,27 +130,16 @@ func (p *Plugin) cycle() (*restart, error) {
 	p.setState(StateUp, nil)
 	p.log.Info("plugin is up", "epoch", e.n, "pid", e.proc.pid(), "version", e.hello.PluginVersion)
 	e.serve()
+	return e, nil
+}
 
-	var request *restart
-	select {
-	case <-e.lost:
-	case <-p.stop:
-		p.retire(e, p.stopCtx)
-	case r := <-p.restart:
-		request = &r
-		p.retire(e, r.ctx)
-	}
-	err = e.explain()
-	p.setState(StateStopping, err)
-	e.deliver.Lock()
-	p.emit(Event{Kind: Lost, Epoch: e.n, Err: err})
-	e.deliver.Unlock()
-	if e.end(errors.Is(err, ErrStopped)) {
-		p.emit(Event{Kind: Reaped, Epoch: e.n})
-	} else {
-		p.abandon(e)
-	}
-	return request, err
+// stopped is down, once the epochs beside the last one have ended, too.
+func (p *Plugin) stopped(err error) {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.asides.Wait()
+	p.down(err)
 }
 
 // retire ends an epoch that nothing is wrong with.
@@ -161,20 +191,26 @@ func (p *Plugin) down(err error) {
 	}
 }
 
-// wait waits for the delay (0: for ever), a restart, or the stop.
-func (p *Plugin) wait(delay time.Duration) (restarted, stopped bool) {
+// wait waits for the delay (0: for ever), a restart, an epoch to adopt, or the stop.
+func (p *Plugin) wait(delay time.Duration) (restarted bool, adopted *epoch, stopped bool) {
 	var timer <-chan time.Time
 	if delay > 0 {
 		timer = time.After(delay)
 	}
-	select {
-	case <-timer:
-		return false, false
-	case r := <-p.restart:
-		close(r.done)
-		return true, false
-	case <-p.stop:
-		return false, true
+	for {
+		select {
+		case <-timer:
+			return false, nil, false
+		case r := <-p.restart:
+			close(r.done)
+			return true, nil, false
+		case a := <-p.adopt:
+			if e := p.take(a, nil); e != nil {
+				return false, e, false
+			}
+		case <-p.stop:
+			return false, nil, true
+		}
 	}
 }
 
