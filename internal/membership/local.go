@@ -49,6 +49,37 @@ type local struct {
 	mu         sync.Mutex
 	registered bool
 	node       string
+	looks      map[chan struct{}]bool // of the watches
+}
+
+// After Look a watch looks so many times, so often.
+const (
+	quickLooks = 20
+	quickPoll  = 5 * time.Millisecond
+)
+
+// Look implements Looker.
+func (d *local) Look() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for look := range d.looks {
+		select {
+		case look <- struct{}{}:
+		default: // it was told and has not looked yet
+		}
+	}
+}
+
+// watched makes a watch known to Look until the function that it returns is called.
+func (d *local) watched(look chan struct{}) func() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.looks[look] = true
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.looks, look)
+	}
 }
 
 // localRecord is the file.
@@ -75,7 +106,7 @@ func NewLocal(cfg LocalConfig) (Driver, error) {
 	if err := errors.Join(MakeDir(cfg.Dir), MakeDir(cfg.StateDir)); err != nil {
 		return nil, fmt.Errorf("local membership: %w", err)
 	}
-	d := &local{cfg: cfg}
+	d := &local{cfg: cfg, looks: make(map[chan struct{}]bool)}
 	d.ctx, d.end = context.WithCancel(context.Background())
 	return d, nil
 }
@@ -162,13 +193,16 @@ func (d *local) Watch(ctx context.Context) <-chan Update {
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(d.ctx, cancel)
 	out := make(chan Update)
+	look := make(chan struct{}, 1)
+	forget := d.watched(look)
 	go func() {
 		defer close(out)
 		defer cancel()
 		defer stop()
+		defer forget()
 		w := watch{driver: d, known: make(map[string]*knownNode)}
-		tick := time.NewTicker(d.cfg.Poll)
-		defer tick.Stop()
+		next, quick := time.NewTimer(d.cfg.Poll), 0
+		defer next.Stop()
 		for first := true; ; first = false {
 			u, changed := w.look()
 			if changed || first {
@@ -179,9 +213,17 @@ func (d *local) Watch(ctx context.Context) <-chan Update {
 				}
 			}
 			select {
-			case <-tick.C:
+			case <-next.C:
+				quick = max(0, quick-1)
+			case <-look:
+				quick = quickLooks
 			case <-ctx.Done():
 				return
+			}
+			if pause := d.cfg.Poll; quick > 0 {
+				next.Reset(min(pause, quickPoll))
+			} else {
+				next.Reset(pause)
 			}
 		}
 	}()

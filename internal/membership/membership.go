@@ -92,6 +92,14 @@ type Driver interface {
 	Close() error
 }
 
+// Looker is a Driver whose watches look every so often, and can be told that something happened that a death would
+// explain.
+type Looker interface {
+	// Look has all watches look at once, and often for a tenth of a second: a process that dies gives up its
+	// connections and its lock one after the other. It does not wait.
+	Look()
+}
+
 // ErrNodeTaken is returned by Register when a living engine has the same node name.
 var ErrNodeTaken = errors.New("node name is taken")
 

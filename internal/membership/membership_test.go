@@ -264,6 +264,25 @@ func TestLocalProofOfDeath(t *testing.T) {
 	}
 }
 
+// A death was noticed when the watch looked the next time, up to 200 ms later, though the engine's stream had ended at
+// once.
+func TestLookedForAtOnce(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	d := must(NewLocal(LocalConfig{Dir: dir, Poll: time.Hour}))
+	defer d.Close()
+	cmd, inc := spawn(t, dir, "b")
+	w := d.Watch(t.Context())
+	wait(t, w, func(u Update) bool { return nodes(u) == "b" })
+	d.(Looker).Look() // of one that lives nothing is said
+	cmd.Process.Kill()
+	d.(Looker).Look() // it may not be dead yet
+	cmd.Wait()
+	d.(Looker).Look() // and on a busy machine this was too early
+	if u := wait(t, w, func(u Update) bool { return len(u.Gone) > 0 }); !slices.Equal(u.Gone, []Gone{{"b", inc}}) {
+		t.Fatalf("%+v", u)
+	}
+}
+
 // A restart that happens between two looks is proved by the successor's record.
 func TestLocalFastRestart(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")

@@ -51,6 +51,7 @@ type Node struct {
 	ctx         context.Context
 	incarnation uint64
 	publisher   membership.GroupPublisher // nil where groups are not published
+	looker      membership.Looker         // nil where proofs of death are not looked for
 	hostID      string
 	started     time.Time
 
@@ -159,6 +160,7 @@ func (n *Node) serve(ctx context.Context) (err error) {
 	stack.add(func() { lease.Close() }) // last: from here on others may hold a proof that we are gone
 	n.incarnation = lease.Incarnation()
 	n.publisher, _ = lease.(membership.GroupPublisher)
+	n.looker, _ = driver.(membership.Looker)
 	if n.recorder.file, err = flight.Create(n.cfg.NodeDir(), n.cfg.Node, n.incarnation, flight.DefaultRecords); err != nil {
 		n.log.Error("no room's history will outlive this engine", "err", err)
 	}

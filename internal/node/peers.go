@@ -141,6 +141,9 @@ func (n *Node) peerEvent(ev peer.Event) {
 	case peer.Down:
 		r.up = false
 		n.events = append(n.events, core.Event{Kind: core.PeerDown, Peer: id})
+		if n.looker != nil {
+			n.looker.Look() // the broken stream proves nothing, but the lock of a dead engine does
+		}
 	case peer.Heard:
 		n.events = append(n.events, core.Event{Kind: core.PeerHeard, Peer: id})
 	case peer.GroupUp:
