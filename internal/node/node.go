@@ -103,6 +103,12 @@ type Node struct {
 	drainDone   chan struct{}
 }
 
+// linkSilence is how long a stream to a peer may be silent before it is given up and another is dialled: early
+// enough for that one to say Hello before the peer is dead by its clock.
+func linkSilence(dead time.Duration) time.Duration {
+	return min(5*time.Second, max(dead/2, time.Second))
+}
+
 // Run serves until ctx is done (drain first) or `engine drain`, and returns nil when nothing was cut.
 func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	if o.Log == nil {
@@ -205,7 +211,7 @@ func (n *Node) serve(ctx context.Context) (err error) {
 	}
 	if n.links, err = peer.New(peer.Config{
 		Backends: names, Node: n.cfg.Node, Incarnation: n.incarnation, HostID: n.hostID, Listen: listen, TLS: tlsFiles, InsecureListen: n.cfg.Peers.InsecureListen,
-		Sink: n.peerSink, Log: n.log, Alive: n.alive,
+		Sink: n.peerSink, Log: n.log, Alive: n.alive, Silence: linkSilence(n.cfg.Clocks.PeerDead.Std()),
 	}); err != nil {
 		return fmt.Errorf("peers: %w", err)
 	}

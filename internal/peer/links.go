@@ -61,7 +61,7 @@ func New(cfg Config) (*Links, error) {
 		}
 	}
 	var err error
-	if l.listener, err = listen(cfg.Listen, l.log); err != nil {
+	if l.listener, err = listen(cfg.Listen, cfg.Silence, l.log); err != nil {
 		return nil, fmt.Errorf("peer links: %w", err)
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
@@ -155,7 +155,15 @@ func (l *Links) client(node, address string) (*grpc.ClientConn, *seenCreds, erro
 	cc, err := grpc.NewClient("passthrough:///"+node,
 		grpc.WithTransportCredentials(recorder{creds, seen}),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, network, target)
+			c, err := (&net.Dialer{}).DialContext(ctx, network, target)
+			if err != nil {
+				return nil, err
+			}
+			if err := tune(c, l.cfg.Silence); err != nil {
+				c.Close()
+				return nil, err
+			}
+			return c, nil
 		}),
 		grpc.WithNoProxy(), grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithDisableHealthCheck(),
 		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),

@@ -17,14 +17,14 @@ import (
 const maxConns = 2048
 
 // listen opens the socket. The file of a predecessor that nobody listens on any more is removed.
-func listen(address string, log *slog.Logger) (net.Listener, error) {
+func listen(address string, silence time.Duration, log *slog.Logger) (net.Listener, error) {
 	path, ok := strings.CutPrefix(address, "unix:")
 	if !ok {
 		ln, err := net.Listen("tcp", address)
 		if err != nil {
 			return nil, err
 		}
-		return newBounded(ln, log), nil
+		return newBounded(ln, silence, log), nil
 	}
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		c.Close()
@@ -45,21 +45,22 @@ func listen(address string, log *slog.Logger) (net.Listener, error) {
 		ln.Close()
 		return nil, fmt.Errorf("listen %s: %w", address, err)
 	}
-	return newBounded(ln, log), nil
+	return newBounded(ln, silence, log), nil
 }
 
 // boundedListener bounds the open connections, and no error but its own Close ends it: a server that
 // stops to listen because the machine was short of something would be gone for good.
 type boundedListener struct {
 	net.Listener
-	log    *slog.Logger
-	open   atomic.Int64
-	once   sync.Once
-	closed chan struct{}
+	log     *slog.Logger
+	silence time.Duration // see tune
+	open    atomic.Int64
+	once    sync.Once
+	closed  chan struct{}
 }
 
-func newBounded(ln net.Listener, log *slog.Logger) *boundedListener {
-	return &boundedListener{Listener: ln, log: log, closed: make(chan struct{})}
+func newBounded(ln net.Listener, silence time.Duration, log *slog.Logger) *boundedListener {
+	return &boundedListener{Listener: ln, silence: silence, log: log, closed: make(chan struct{})}
 }
 
 // Close implements net.Listener.
@@ -87,7 +88,7 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 			continue
 		}
 		pause = 5 * time.Millisecond
-		if l.open.Add(1) <= maxConns {
+		if l.open.Add(1) <= maxConns && tune(c, l.silence) == nil {
 			return &countedConn{Conn: c, open: &l.open}, nil
 		}
 		l.open.Add(-1)

@@ -33,7 +33,7 @@ func TestListenerOutlivesErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	short := &shortListener{inner, 3}
-	ln := newBounded(short, slog.New(slog.DiscardHandler))
+	ln := newBounded(short, time.Second, slog.New(slog.DiscardHandler))
 	out, err := net.Dial("tcp", ln.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +106,7 @@ func TestConfig(t *testing.T) {
 }
 
 func TestConnectionBound(t *testing.T) {
-	ln, err := listen("127.0.0.1:0", slog.New(slog.DiscardHandler))
+	ln, err := listen("127.0.0.1:0", time.Second, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
