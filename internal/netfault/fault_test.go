@@ -1,0 +1,332 @@
+package netfault
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// field is two hosts, the wire between them, and what runs on them.
+type field struct {
+	*wire
+	between *os.File // the network namespace of the wire
+	engines [2]*engine
+	traffic *traffic
+	k       clocks
+	rng     *rand.Rand
+}
+
+// sleep waits for about d: a tenth less or more.
+func (f *field) sleep(d time.Duration) {
+	time.Sleep(time.Duration(float64(d) * (0.9 + 0.2*f.rng.Float64())))
+}
+
+// fault is one that a network makes.
+type fault struct {
+	name string
+	does string
+	// make makes the fault and mends it.
+	make func(f *field)
+	// reasons that rooms may have on either side, besides success. None: no room may fail.
+	reasons []string
+}
+
+var (
+	bothEnds  = []int{endA, endB}
+	bothLanes = []lane{control, data}
+)
+
+// dropped is a fault that loses what comes from some ends, of some lanes, for a while.
+func dropped(ends []int, of []lane, d func(k clocks) time.Duration) func(*field) {
+	return func(f *field) {
+		f.set(treatment{drop: true}, ends, of...)
+		f.sleep(d(f.k))
+		f.heal()
+	}
+}
+
+func beyondDead(k clocks) time.Duration { return k.dead + 2500*time.Millisecond }
+func belowDead(k clocks) time.Duration  { return k.dead * 4 / 10 }
+
+// Reasons by what the network takes from an engine.
+var (
+	// Silence of the peer: it is dead by the clock, also for a source that waits for its judge. What was not bound yet
+	// has nobody to lose and ends by its own clock, or is told once the peer is back.
+	ofSilence = []string{"peer_lost", "outcome_unknown", "bootstrap_timeout", "peer_aborted", "stale_room"}
+	// No way for bytes: the plugin cannot connect, or nothing moves.
+	ofNoBytes = []string{"transfer_failed", "stalled", "peer_aborted", "aborted"}
+)
+
+var faults = []fault{
+	{"drop-a-to-b", "what the prefill host sends is lost, longer than peer_dead", dropped([]int{endA}, bothLanes, beyondDead), append(ofSilence, ofNoBytes...)},
+	{"drop-b-to-a", "what the decode host sends is lost, longer than peer_dead", dropped([]int{endB}, bothLanes, beyondDead), append(ofSilence, ofNoBytes...)},
+	{"black-hole", "everything is lost, longer than peer_dead", dropped(bothEnds, bothLanes, beyondDead), append(ofSilence, ofNoBytes...)},
+	{"black-hole-short", "everything is lost, for less than half of peer_dead", dropped(bothEnds, bothLanes, belowDead), nil},
+	{"flap", "the cable is pulled and put back, six times", func(f *field) {
+		for i := range 6 {
+			h := f.hosts[i%2]
+			f.cable(h, "down")
+			f.sleep(300 * time.Millisecond)
+			f.cable(h, "up")
+			f.sleep(500 * time.Millisecond)
+		}
+	}, nil},
+	{"reset-control", "connections between the engines are reset, five times", resets(control), nil},
+	{"reset-data", "connections between the plugins are reset, five times", resets(data), []string{"transfer_failed", "peer_aborted"}},
+	{"reset-all", "all connections are reset, five times", resets(control, data), []string{"transfer_failed", "peer_aborted"}},
+	{"slow", "4 Mbit/s each way, for all connections together", func(f *field) {
+		f.set(treatment{rate: 500e3}, bothEnds, control, data)
+		f.sleep(f.k.dead * 3 / 2)
+		f.heal()
+	}, nil},
+	{"reorder", "each packet is delayed by 0 to 40 ms, so packets overtake each other", func(f *field) {
+		f.set(treatment{spread: 40 * time.Millisecond}, bothEnds, control, data)
+		f.sleep(f.k.dead * 3 / 2)
+		f.heal()
+	}, nil},
+	{"late-control", "control is delayed by 150 to 250 ms, data is not: bytes land long before the words about them", apart(control), nil},
+	{"late-data", "data is delayed by 150 to 250 ms, control is not: words come long before the bytes", apart(data), nil},
+	{"lossy", "one packet in 50 is lost and one in 50 comes twice", func(f *field) {
+		f.set(treatment{loss: 0.02, double: 0.02, spread: 2 * time.Millisecond}, bothEnds, control, data)
+		f.sleep(f.k.dead * 3 / 2)
+		f.heal()
+	}, nil},
+	{"control-only-lost", "control is lost longer than peer_dead, data is not", dropped(bothEnds, []lane{control}, beyondDead), ofSilence},
+	{"data-only-lost", "data is lost longer than the stall clock, control is not", dropped(bothEnds, []lane{data}, func(k clocks) time.Duration { return k.stall + 3*time.Second }), ofNoBytes},
+}
+
+func resets(of ...lane) func(*field) {
+	return func(f *field) {
+		for range 5 {
+			f.set(treatment{reset: true}, bothEnds, of...)
+			f.sleep(60 * time.Millisecond)
+			f.heal()
+			f.sleep(800 * time.Millisecond)
+		}
+	}
+}
+
+func apart(late lane) func(*field) {
+	return func(f *field) {
+		f.set(treatment{delay: 150 * time.Millisecond, spread: 100 * time.Millisecond}, bothEnds, late)
+		f.sleep(f.k.dead * 3 / 2)
+		f.heal()
+	}
+}
+
+// cable pulls a host's cable, or puts it back.
+func (f *field) cable(h *host, state string) {
+	if err := inNetns(f.between, func() error { return ip("link set dev " + h.name + " " + state) }); err != nil {
+		panic(err)
+	}
+}
+
+// recovery bounds the time from the end of a fault until a new room succeeds: a redial of the engines after at most
+// 1.5 s, one handshake of theirs that was under way and came to nothing (3 s), and the same of the plugins.
+const recovery = 10 * time.Second
+
+// row is what all runs of a fault came to. It is a row of netfaults.json.
+type row struct {
+	Fault   string         `json:"fault"`
+	Does    string         `json:"does"`
+	Runs    int            `json:"runs"`
+	Rooms   int            `json:"rooms"`
+	Refused int            `json:"refused"` // opens; the peer was suspect, dead or not known yet
+	Touched int            `json:"touched"` // rooms that were open during the fault
+	Reasons map[string]int `json:"verdicts"`
+	P99     float64        `json:"verdict_p99_ms"` // of touched rooms, from the fault, or their open, until both sides had ended
+	Max     float64        `json:"verdict_max_ms"`
+	Recover float64        `json:"recovered_max_ms"` // from the mend until the open of the first room that succeeded
+	Unknown int            `json:"outcome_unknown"`  // rooms that succeeded and whose source could not know
+	Bytes   int64          `json:"bytes"`            // verified at the destination
+	Wrong   int            `json:"corrupted"`        // pages with other bytes than were sent, or written after release
+
+	times []float64
+}
+
+// TestFaults makes every fault under traffic. Whatever the network does: every room ends in bounded time for a reason
+// that fits, no page is corrupted or written after its release, both sides agree, and afterwards all is as before.
+func TestFaults(t *testing.T) {
+	rows := make([]row, len(faults))
+	slots := make(chan struct{}, *atOnce)
+	var all sync.WaitGroup
+	for i, ft := range faults {
+		all.Go(func() {
+			t.Run(ft.name, func(t *testing.T) {
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				rows[i] = play(t, ft, *seed+uint64(i)<<32)
+				text, _ := json.Marshal(rows[i])
+				t.Logf("%s", text)
+			})
+		})
+	}
+	all.Wait()
+	if *out != "" && !t.Failed() {
+		write(t, *out, rows)
+	}
+}
+
+// play makes one fault, as often as it is to be.
+func play(t *testing.T, ft fault, seed uint64) row {
+	k := theClocks()
+	hosts, between := newHosts(t)
+	f := &field{between: between, wire: newWire(hosts, seed), k: k, rng: rand.New(rand.NewPCG(seed, 2))}
+	t.Cleanup(f.close)
+	f.engines = startEngines(t, hosts, k)
+	f.traffic = newTraffic(t, f.engines)
+	f.traffic.terminal = k.terminal()
+	f.traffic.reusable = 3*k.dead + k.terminal() + 2*k.silence
+	r := row{Fault: ft.name, Does: ft.does, Reasons: map[string]int{}}
+	for n := range *runs {
+		r.Runs++
+		f.round(t, ft, &r, seed+uint64(n))
+		if t.Failed() {
+			break
+		}
+	}
+	if len(r.times) > 0 {
+		slices.Sort(r.times)
+		r.P99, r.Max = r.times[(len(r.times)-1)*99/100], r.times[len(r.times)-1]
+	}
+	// All bytes went over the wire: no shared memory, no proof by a lock or a process id.
+	if got := f.passed[data].Load(); got < f.traffic.bytes {
+		t.Errorf("%d bytes arrived and only %d were on the wire", f.traffic.bytes, got)
+	}
+	if f.hit.Load() == 0 && ft.name != "flap" {
+		t.Error("the fault met no packet")
+	}
+	for _, w := range f.traffic.workers {
+		w.Close()
+		w.region.Close()
+	}
+	for _, e := range f.engines {
+		if err := e.stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	if t.Failed() {
+		for _, e := range f.engines {
+			text := e.said.String()
+			t.Logf("engine %s said:\n%s", e.name, text[max(0, len(text)-8000):])
+		}
+	}
+	return r
+}
+
+// round is traffic, the fault under it, and traffic until all is well again.
+func (f *field) round(t *testing.T, ft fault, r *row, seed uint64) {
+	tr, k := f.traffic, f.k
+	tr.start(seed)
+	time.Sleep(time.Second)
+	began := time.Now()
+	ft.make(f)
+	mended := time.Now()
+	var well time.Time // the first room that succeeded was opened then
+	err := within(recovery, func() error {
+		if at, ok := tr.succeeded(mended); ok {
+			well = at
+			return nil
+		}
+		return fmt.Errorf("no new room has succeeded %v after the fault was over", recovery)
+	})
+	if err != nil {
+		t.Error(err)
+		well = time.Now()
+	}
+	time.Sleep(time.Second)
+	list := tr.finish()
+	r.Recover = max(r.Recover, ms(well.Sub(mended)))
+
+	for _, o := range list {
+		r.Rooms++
+		if o.withdrawn {
+			r.Refused++
+			continue
+		}
+		touched := o.verdict().After(began) && o.opened.Before(well)
+		if touched {
+			r.Touched++
+			from := began
+			if o.opened.After(from) {
+				from = o.opened
+			}
+			d := o.verdict().Sub(from)
+			r.times = append(r.times, ms(d))
+			if *verbose {
+				t.Logf("room %d, opened %.0f ms after the fault began: %s", o.room, ms(o.opened.Sub(began)), o.story(began))
+			}
+			if d > k.terminal() {
+				t.Errorf("room %d was not terminal for %v: %s", o.room, d, o)
+			}
+		}
+		for side, e := range o.ends {
+			if e.reason != "success" && (!touched || !slices.Contains(ft.reasons, e.reason)) {
+				t.Errorf("room %d ended as %s at the %s: opened %v, ended %v after the fault began, which was over after %v", o.room, e.reason, group(side),
+					o.opened.Sub(began).Round(time.Millisecond), e.at.Sub(began).Round(time.Millisecond), mended.Sub(began).Round(time.Millisecond))
+			}
+		}
+		s, d := o.ends[source].reason, o.ends[destination].reason
+		r.Reasons[d]++
+		switch {
+		case s == "success" && d != "success":
+			t.Errorf("room %d: success at the source, %s at the destination", o.room, d)
+		case d == "success" && s == "outcome_unknown", d == "success" && s == "peer_lost":
+			r.Unknown++
+		case d == "success" && s != "success":
+			t.Errorf("room %d: success at the destination, %s at the source", o.room, s)
+		}
+	}
+	var wrong []string
+	for _, w := range tr.workers {
+		wrong = append(wrong, w.audit()...)
+	}
+	wrong = append(wrong, tr.wrong...)
+	r.Wrong += len(wrong)
+	for _, text := range wrong[:min(len(wrong), 10)] {
+		t.Error(text)
+	}
+	for _, e := range f.engines {
+		if err := within(5*time.Second, func() error { return errors.Join(e.ready(), e.idle(), f.connected(e)) }); err != nil {
+			t.Errorf("engine %s after the fault: %v", e.name, err)
+		}
+	}
+	r.Bytes = tr.bytes
+}
+
+// connected reports connections that a fault has left behind.
+func (f *field) connected(e *engine) error {
+	n, err := e.connections()
+	if err == nil && (n[control] != 1 || n[data] > 2) {
+		err = fmt.Errorf("%d connections between the engines and %d between the plugins, want 1 and at most 2", n[control], n[data])
+	}
+	return err
+}
+
+func (o *outcome) String() string {
+	return fmt.Sprintf("%s at the source, %s at the destination", o.ends[source].reason, o.ends[destination].reason)
+}
+
+// story tells how a room ended on either side, in milliseconds from the fault.
+func (o *outcome) story(began time.Time) string {
+	var b strings.Builder
+	for side, e := range o.ends {
+		fmt.Fprintf(&b, "%s at the %s after %.0f ms; ", e.reason, group(side), ms(e.at.Sub(began)))
+	}
+	return b.String() + o.refused
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+func write(t *testing.T, file string, rows []row) {
+	text, err := json.MarshalIndent(rows, "", "  ")
+	must(t, err)
+	must(t, os.WriteFile(file, append(text, '\n'), 0o644))
+}
