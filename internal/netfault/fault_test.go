@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 )
@@ -16,6 +15,7 @@ import (
 // field is two hosts, the wire between them, and what runs on them.
 type field struct {
 	*wire
+	t       *testing.T
 	between *os.File // the network namespace of the wire
 	engines [2]*engine
 	traffic *traffic
@@ -54,6 +54,7 @@ func dropped(ends []int, of []lane, d func(k clocks) time.Duration) func(*field)
 
 func beyondDead(k clocks) time.Duration { return k.dead + 2500*time.Millisecond }
 func belowDead(k clocks) time.Duration  { return k.dead * 4 / 10 }
+func nearDead(k clocks) time.Duration   { return k.dead * 6 / 10 }
 
 // Reasons by what the network takes from an engine.
 var (
@@ -69,6 +70,7 @@ var faults = []fault{
 	{"drop-b-to-a", "what the decode host sends is lost, longer than peer_dead", dropped([]int{endB}, bothLanes, beyondDead), append(ofSilence, ofNoBytes...)},
 	{"black-hole", "everything is lost, longer than peer_dead", dropped(bothEnds, bothLanes, beyondDead), append(ofSilence, ofNoBytes...)},
 	{"black-hole-short", "everything is lost, for less than half of peer_dead", dropped(bothEnds, bothLanes, belowDead), nil},
+	{"black-hole-near", "everything is lost, for 0.54 to 0.66 of peer_dead", dropped(bothEnds, bothLanes, nearDead), nil},
 	{"flap", "the cable is pulled and put back, six times", func(f *field) {
 		for i := range 6 {
 			h := f.hosts[i%2]
@@ -81,6 +83,24 @@ var faults = []fault{
 	{"reset-control", "connections between the engines are reset, five times", resets(control), nil},
 	{"reset-data", "connections between the plugins are reset, five times", resets(data), []string{"transfer_failed", "peer_aborted"}},
 	{"reset-all", "all connections are reset, five times", resets(control, data), []string{"transfer_failed", "peer_aborted"}},
+	{"reset-one-end", "connections are reset at one end, five times: the other holds them to be open", func(f *field) {
+		for i := range 5 {
+			f.set(treatment{resetSender: true}, []int{i % 2}, control, data)
+			f.sleep(60 * time.Millisecond)
+			f.heal()
+			f.sleep(800 * time.Millisecond)
+		}
+	}, []string{"transfer_failed", "peer_aborted"}},
+	{"mute", "connections come up and stand, and nothing that is said on them arrives", func(f *field) {
+		f.set(treatment{mute: true}, bothEnds, control, data)
+		f.sleep(beyondDead(f.k))
+		f.heal()
+	}, append(ofSilence, ofNoBytes...)},
+	{"small-packets-only", "packets of more than 1500 bytes are lost, as by a wrong MTU on the way", func(f *field) {
+		f.set(treatment{most: 1500}, bothEnds, control, data)
+		f.sleep(f.k.stall + 3*time.Second)
+		f.heal()
+	}, append(ofSilence, ofNoBytes...)},
 	{"slow", "4 Mbit/s each way, for all connections together", func(f *field) {
 		f.set(treatment{rate: 500e3}, bothEnds, control, data)
 		f.sleep(f.k.dead * 3 / 2)
@@ -99,6 +119,7 @@ var faults = []fault{
 		f.heal()
 	}, nil},
 	{"control-only-lost", "control is lost longer than peer_dead, data is not", dropped(bothEnds, []lane{control}, beyondDead), ofSilence},
+	{"acks-lost", "what the decode host says about data is lost, longer than the stall clock: bytes land and nobody knows", dropped([]int{endB}, []lane{data}, func(k clocks) time.Duration { return k.stall + 3*time.Second }), ofNoBytes},
 	{"data-only-lost", "data is lost longer than the stall clock, control is not", dropped(bothEnds, []lane{data}, func(k clocks) time.Duration { return k.stall + 3*time.Second }), ofNoBytes},
 }
 
@@ -155,39 +176,35 @@ type row struct {
 // that fits, no page is corrupted or written after its release, both sides agree, and afterwards all is as before.
 func TestFaults(t *testing.T) {
 	rows := make([]row, len(faults))
-	slots := make(chan struct{}, *atOnce)
-	var all sync.WaitGroup
-	for i, ft := range faults {
-		all.Go(func() {
+	t.Run("all", func(t *testing.T) {
+		for i, ft := range faults {
 			t.Run(ft.name, func(t *testing.T) {
-				slots <- struct{}{}
-				defer func() { <-slots }()
-				rows[i] = play(t, ft, *seed+uint64(i)<<32)
+				t.Parallel()
+				rows[i] = play(t, ft, theClocks(), *seed+uint64(i)<<32)
 				text, _ := json.Marshal(rows[i])
 				t.Logf("%s", text)
 			})
-		})
-	}
-	all.Wait()
+		}
+	})
 	if *out != "" && !t.Failed() {
 		write(t, *out, rows)
 	}
 }
 
 // play makes one fault, as often as it is to be.
-func play(t *testing.T, ft fault, seed uint64) row {
-	k := theClocks()
+func play(t *testing.T, ft fault, k clocks, seed uint64) row {
+	t.Helper()
 	hosts, between := newHosts(t)
-	f := &field{between: between, wire: newWire(hosts, seed), k: k, rng: rand.New(rand.NewPCG(seed, 2))}
+	f := &field{t: t, between: between, wire: newWire(hosts, seed), k: k, rng: rand.New(rand.NewPCG(seed, 2))}
 	t.Cleanup(f.close)
 	f.engines = startEngines(t, hosts, k)
 	f.traffic = newTraffic(t, f.engines)
 	f.traffic.terminal = k.terminal()
 	f.traffic.reusable = 3*k.dead + k.terminal() + 2*k.silence
 	r := row{Fault: ft.name, Does: ft.does, Reasons: map[string]int{}}
-	for n := range *runs {
+	for n := range uint64(*runs) {
 		r.Runs++
-		f.round(t, ft, &r, seed+uint64(n))
+		f.round(ft, &r, seed+n)
 		if t.Failed() {
 			break
 		}
@@ -222,8 +239,8 @@ func play(t *testing.T, ft fault, seed uint64) row {
 }
 
 // round is traffic, the fault under it, and traffic until all is well again.
-func (f *field) round(t *testing.T, ft fault, r *row, seed uint64) {
-	tr, k := f.traffic, f.k
+func (f *field) round(ft fault, r *row, seed uint64) {
+	t, tr, k := f.t, f.traffic, f.k
 	tr.start(seed)
 	time.Sleep(time.Second)
 	began := time.Now()

@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strconv"
 	"syscall"
 	"testing"
 
@@ -62,6 +63,7 @@ func TestMain(m *testing.M) {
 		unavailable = fmt.Errorf("neither root nor a user namespace: %w", err)
 	}
 	flag.Parse()
+	flag.Set("test.parallel", strconv.Itoa(*atOnce))
 	goleak.VerifyTestMain(m)
 }
 

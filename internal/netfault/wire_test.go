@@ -29,13 +29,16 @@ const (
 
 // treatment is what the wire does to the packets of a lane in one direction.
 type treatment struct {
-	drop   bool
-	reset  bool          // both ends are told that the connection is over, as a firewall does that has forgotten it
-	delay  time.Duration // of each packet
-	spread time.Duration // more delay, by chance: packets overtake each other
-	loss   float64       // of packets
-	double float64       // of packets: they come twice
-	rate   float64       // bytes a second; 0: any
+	drop        bool
+	reset       bool          // both ends are told that the connection is over, as a firewall does that has forgotten it
+	resetSender bool          // only the sender is
+	mute        bool          // packets with bytes for the other end are lost: connections come up and stand
+	most        int           // longer packets are lost; 0: none
+	delay       time.Duration // of each packet
+	spread      time.Duration // more delay, by chance: packets overtake each other
+	loss        float64       // of packets
+	double      float64       // of packets: they come twice
+	rate        float64       // bytes a second; 0: any
 }
 
 // slowQueue is how much a slow wire holds before it drops.
@@ -120,16 +123,8 @@ func (w *wire) read(end int, out chan<- frame) {
 			default: // it is full: lost, as in a switch
 			}
 		}
-		if w.resets(end, p) {
-			w.answerReset(end, p)
-		}
+		w.answerReset(end, p)
 	}
-}
-
-func (w *wire) resets(end int, p packet) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return p.tcp != nil && p.tcp[13]&flagRST == 0 && w.treat[end][p.lane].reset
 }
 
 // treatPacket returns the copies of a packet that go on.
@@ -142,7 +137,7 @@ func (w *wire) treatPacket(end int, p packet) []frame {
 	if t != (treatment{}) {
 		w.hit.Add(1)
 	}
-	if t.drop || t.reset || t.loss > 0 && w.rng.Float64() < t.loss {
+	if t.drop || t.reset || t.resetSender || t.mute && p.n > 0 || t.most > 0 && len(p.all) > t.most+vnetLen+ethLen || t.loss > 0 && w.rng.Float64() < t.loss {
 		return nil
 	}
 	if t.spread > 0 {
@@ -257,9 +252,15 @@ func parse(b []byte) packet {
 	return p
 }
 
-// answerReset tells both ends of a packet's connection that it is over. Either takes it only if the sequence
+// answerReset tells both ends of a packet's connection that it is over, if that is to be, or only its sender. Either takes it only if the sequence
 // number is exactly what it expects next: that is what the packet says.
 func (w *wire) answerReset(end int, p packet) {
+	w.mu.Lock()
+	t := w.treat[end][p.lane]
+	w.mu.Unlock()
+	if !t.reset && !t.resetSender || p.tcp == nil || p.tcp[13]&flagRST != 0 {
+		return
+	}
 	seq, ack := binary.BigEndian.Uint32(p.tcp[4:]), binary.BigEndian.Uint32(p.tcp[8:])
 	past := seq + uint32(p.n)
 	if p.tcp[13]&(flagSYN|flagFIN) != 0 {
@@ -269,7 +270,7 @@ func (w *wire) answerReset(end int, p packet) {
 		ack = 0
 	}
 	_, _ = w.hosts[end].far.Write(resetFrame(p, true, ack, past))
-	if p.tcp[13]&flagSYN == 0 {
+	if t.reset && p.tcp[13]&flagSYN == 0 {
 		_, _ = w.hosts[1-end].far.Write(resetFrame(p, false, seq, ack))
 	}
 }
