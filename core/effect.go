@@ -38,11 +38,10 @@ type Effects struct {
 
 // Reset empties the buffers and keeps their memory, unless a burst has made them very large.
 func (e *Effects) Reset() {
-	*e = Effects{
-		Auxes: empty(e.Auxes), Words: empty(e.Words), Replies: empty(e.Replies), Frames: empty(e.Frames), Plugin: empty(e.Plugin),
-		Records: empty(e.Records), Gone: empty(e.Gone), runs: empty(e.runs), ranks: empty(e.ranks), parts: empty(e.parts),
-		sent: empty(e.sent), sentParts: empty(e.sentParts), grantParts: empty(e.grantParts),
-	}
+	e.Auxes, e.Words, e.Replies, e.Frames, e.Plugin = empty(e.Auxes), empty(e.Words), empty(e.Replies), empty(e.Frames), empty(e.Plugin)
+	e.Records, e.Gone, e.Drained = empty(e.Records), empty(e.Gone), false
+	e.runs, e.ranks, e.parts = empty(e.runs), empty(e.ranks), empty(e.parts)
+	e.sent, e.sentParts, e.grantParts = empty(e.sent), empty(e.sentParts), empty(e.grantParts)
 }
 
 // maxKept is the capacity beyond which Reset lets a buffer go.
