@@ -57,13 +57,15 @@ type Ladder struct {
 }
 
 // Rooms calls fn for every record, ended ones that are remembered included, until it returns false.
-// Only the owner goroutine may call it.
+// The View is overwritten by the next; a copy of it may be kept. Only the owner goroutine may call it.
 func (m *Machine) Rooms(fn func(*View) bool) {
+	var v View
+	var ranks []int32 // of all views: each has its part
 	for i := range int32(m.rooms.len()) {
 		if m.rooms.at(i).sm.State == statemachine.Absent {
 			continue
 		}
-		v := m.view(i)
+		ranks = m.view(i, &v, ranks)
 		if !fn(&v) {
 			return
 		}
@@ -75,15 +77,16 @@ func (m *Machine) Room(id int64) []View {
 	var out []View
 	for _, role := range []statemachine.Role{statemachine.Source, statemachine.Destination} {
 		for i := m.head(keyOf(id, role)); i != nil32; i = m.rooms.at(i).next {
-			out = append(out, m.view(i))
+			m.view(i, next(&out), nil)
 		}
 	}
 	return out
 }
 
-func (m *Machine) view(idx int32) View {
+// view fills v; the ranks in it are appended to ranks, which is returned.
+func (m *Machine) view(idx int32, v *View, ranks []int32) []int32 {
 	r := m.rooms.at(idx)
-	v := View{
+	*v = View{
 		Room: r.id, Role: r.sm.Role, State: r.sm.State, Status: r.sm.Status(), Rung: r.sm.Rung, Reason: r.sm.Reason,
 		ByPeer: r.sm.ByPeer, Detail: m.detail(r), Admitted: r.sm.Admitted, Own: r.sm.Own, Pair: r.pair().Other, Attempt: r.sm.Att,
 		Peer: r.peer, Group: m.name(r.group), PeerGroup: m.name(r.peerGroup), Backend: m.name(r.backend), Epoch: r.epoch,
@@ -103,10 +106,12 @@ func (m *Machine) view(idx int32) View {
 		v.Residency = statemachine.Armed
 	}
 	v.Released = true
+	first := len(ranks)
 	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
-		v.Ranks = append(v.Ranks, m.ranks.at(i).rank)
+		ranks = append(ranks, m.ranks.at(i).rank)
 		v.Released = v.Released && m.ranks.at(i).done
 	}
+	v.Ranks = tail(ranks, first)
 	if r.sm.Rung != statemachine.NoRung {
 		v.Ladder = m.ladder(r.backend, r.epoch)
 	}
@@ -124,7 +129,7 @@ func (m *Machine) view(idx int32) View {
 			v.Clock, v.Remaining = c.String(), left
 		}
 	}
-	return v
+	return ranks
 }
 
 // Why explains a record in one sentence: state, since when, waiting on whom, what happens when.
