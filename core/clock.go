@@ -212,10 +212,17 @@ func (m *Machine) disarm(r *room, slot int32) {
 // Next is the time at which something is due, or 0 when nothing is: a clock of a room, a peer's silence, an
 // abort mark, a placeholder. The host calls Step then, or earlier.
 func (m *Machine) Next() int64 {
-	var next int64
+	next := m.NextHeard()
 	if m.judgeAt != math.MaxInt64 {
-		next = m.judgeAt
+		next = sooner(next, m.judgeAt)
 	}
+	return next
+}
+
+// NextHeard is Next while no peer is silent: for simulators, which need not tell every beat of a peer when
+// nothing else happens. The host tells that the peers were heard at the latest when one falls silent.
+func (m *Machine) NextHeard() int64 {
+	var next int64
 	if len(m.markQueue) > 0 {
 		next = sooner(next, m.marks[m.markQueue[0].key].due)
 	}

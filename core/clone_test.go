@@ -61,6 +61,68 @@ func TestClone(t *testing.T) {
 	})
 }
 
+// TestReset: a machine with a history that is reset is a new one, and given the same events it does the same.
+func TestReset(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 3))
+		w := &walk{}
+		w.do("%s", configs[rng.IntN(len(configs))])
+		type batch struct {
+			now int64
+			in  []core.Event
+		}
+		var life []batch // of D, from its last start on
+		var lives *core.Machine
+		w.env.OnStep = func(g *coretest.Engine, in []core.Event) {
+			if g != w.env.D {
+				return
+			}
+			if g.M != lives {
+				lives, life = g.M, nil
+			}
+			life = append(life, batch{int64(w.env.Now), slices.Clone(in)})
+		}
+		w.do("restart D")
+		for range 20 + rng.IntN(60) {
+			c, forth := w.choices(2)
+			if len(forth) > 0 && rng.IntN(3) > 0 {
+				c = forth
+			}
+			w.do("%s", c[rng.IntN(len(c))])
+		}
+		if w.err != nil {
+			t.Fatal(w.err)
+		}
+		cfg := w.env.Core
+		cfg.Incarnation = w.env.D.Inc
+		used := w.env.Engines()[rng.IntN(2)].M.Clone()
+		if err := used.Reset(core.Config{}); err == nil {
+			t.Fatal("an empty configuration was taken")
+		}
+		if err := used.Reset(cfg); err != nil {
+			t.Fatal(err)
+		}
+		fresh, err := core.New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var a, b core.Effects
+		for i, l := range life {
+			a.Reset()
+			b.Reset()
+			used.Step(l.now, l.in, &a)
+			fresh.Step(l.now, l.in, &b)
+			if !reflect.DeepEqual(a.Words, b.Words) || !reflect.DeepEqual(a.Replies, b.Replies) || !reflect.DeepEqual(a.Frames, b.Frames) ||
+				!reflect.DeepEqual(a.Plugin, b.Plugin) || !reflect.DeepEqual(a.Records, b.Records) || used.Next() != fresh.Next() {
+				t.Fatalf("step %d: the machine that was reset says %+v, a new one %+v", i, a, b)
+			}
+		}
+		if d := w.env.D.M; used.Hash() != d.Hash() || used.Counts() != d.Counts() || used.Stats() != d.Stats() || fresh.Hash() != d.Hash() {
+			t.Fatal("the machine that was reset went another way")
+		}
+	})
+}
+
 // TestHashKnowsNoTime: the same events at other times lead to the same hash, after every step.
 func TestHashKnowsNoTime(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

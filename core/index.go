@@ -24,6 +24,15 @@ func newIndex() index {
 	return index{slots: make([]indexSlot, 8), seed: new(maphash.Hash).Sum64()}
 }
 
+// emptied is an index without records in the memory of this one, a new one if it has none.
+func (x *index) emptied() index {
+	if x.slots == nil {
+		return newIndex()
+	}
+	clear(x.slots)
+	return index{slots: x.slots, seed: x.seed}
+}
+
 func (x *index) clone() index {
 	c := *x
 	c.slots = slices.Clone(x.slots)

@@ -104,21 +104,52 @@ type auxRecord struct {
 
 // New returns the core of an engine incarnation that has just started.
 func New(cfg Config) (*Machine, error) {
+	m := new(Machine)
+	if err := m.Reset(cfg); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// Reset makes m what New returns, in the memory that m has: for simulators, which start thousands of
+// incarnations a second. What m was is forgotten. An error changes nothing.
+func (m *Machine) Reset(cfg Config) error {
 	if err := cfg.check(); err != nil {
-		return nil, fmt.Errorf("core: %w", err)
+		return fmt.Errorf("core: %w", err)
 	}
 	p := cfg.Policy
 	if p == nil {
 		p = NewSRF()
 	}
 	cfg.Policy = nil
-	return &Machine{
-		cfg: cfg, policy: p, clocks: newClocks(&cfg.Clocks, &cfg.Quarantine),
-		heads: newIndex(), marks: map[markKey]mark{}, placeholders: map[int64]placeholder{},
-		sessionIDs: map[SessionID]int32{}, peerless: graves{fifo: emptyFIFO},
-		groups: map[groupPair]*group{}, remotePools: map[remotePool]pool{},
-		ids: map[string]int32{}, mapIDs: map[layout.Map]int32{}, registering: nil32,
-	}, nil
+	old := *m
+	*m = Machine{
+		cfg: cfg, policy: p, clocks: newClocks(&cfg.Clocks, &cfg.Quarantine), peerless: graves{fifo: emptyFIFO}, registering: nil32,
+		heads: old.heads.emptied(), marks: emptyMap(old.marks), placeholders: emptyMap(old.placeholders),
+		sessionIDs: emptyMap(old.sessionIDs), groups: emptyMap(old.groups), remotePools: emptyMap(old.remotePools), ids: emptyMap(old.ids), mapIDs: emptyMap(old.mapIDs),
+
+		rooms: old.rooms.emptied(), sessions: old.sessions.emptied(), ranks: old.ranks.emptied(), parts: old.parts.emptied(),
+		cursors: old.cursors.emptied(), chunks: old.chunks.emptied(), ops: old.ops.emptied(), runs: old.runs.emptied(),
+		auxes: old.auxes.emptied(), details: old.details.emptied(),
+		markQueue: old.markQueue[:0], holdQueue: old.holdQueue[:0], waiting: old.waiting[:0], peers: emptied(old.peers), plugins: emptied(old.plugins),
+		retirees: emptied(old.retirees), lost: emptied(old.lost), names: emptied(old.names), scratch: old.scratch, reports: old.reports[:0], maps: old.maps.emptied(),
+	}
+	return nil
+}
+
+// emptyMap is m without entries, a new one if there is none.
+func emptyMap[K comparable, V any](m map[K]V) map[K]V {
+	if m == nil {
+		return map[K]V{}
+	}
+	clear(m)
+	return m
+}
+
+// emptied is s without elements, which are forgotten.
+func emptied[T any](s []T) []T {
+	clear(s)
+	return s[:0]
 }
 
 // Step takes a batch of events in order, then judges what is due at now (nanoseconds of core time,

@@ -65,6 +65,16 @@ func (s *slab[T]) len() int {
 // used is the number of records in use.
 func (s *slab[T]) used() int { return s.len() - len(s.free) }
 
+// emptied is a slab without records that takes over the memory of this one's first page.
+func (s *slab[T]) emptied() slab[T] {
+	if len(s.pages) == 0 {
+		return slab[T]{}
+	}
+	clear(s.pages[0]) // what records point to is let go
+	s.pages[0] = s.pages[0][:0]
+	return slab[T]{pages: s.pages[:1:1], free: s.free[:0]}
+}
+
 func (s *slab[T]) clone() slab[T] {
 	c := slab[T]{free: append([]int32(nil), s.free...)}
 	if len(s.pages) > 0 {
