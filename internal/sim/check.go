@@ -22,7 +22,10 @@ func (w *world) recorded(e *engine, r *core.Record) {
 	w.verdict[r.Own] = outcome{r.Reason, r.Pair}
 	source := r.Role == statemachine.Source
 	if !source {
-		w.after(int64(quarantine), retire, e.id, 0, e.inc)
+		if e.rests = w.now + int64(quarantine); e.resting != e.inc {
+			e.resting = e.inc
+			w.push(due{at: e.rests, what: retire, a: e.id, n: e.inc})
+		}
 	}
 	switch r.Reason {
 	case statemachine.Success:
@@ -145,7 +148,7 @@ func (w *world) idle() {
 	for range 3 { // tombstones and marks 600 s, placeholders 900 s; what expires may be told to the peer
 		w.now += int64(901 * time.Second)
 		for _, e := range w.engines {
-			w.step(e)
+			w.step(e, nil)
 		}
 		for len(w.q.heap) > 0 && w.broke == nil {
 			if d := w.q.pop(); d.what != wake {
@@ -185,16 +188,13 @@ func (w *world) again(e *engine) {
 	if w.broke != nil {
 		return
 	}
-	fresh, err := core.New(w.config(e))
-	if err != nil {
-		panic(err)
-	}
-	var out core.Effects
+	w.restart(&w.second, e)
 	var said uint64
-	for i := range e.told {
-		out.Reset()
-		fresh.Step(e.told[i].now, e.told[i].in, &out)
-		said = hashEffects(said, &out)
+	from := 0
+	for _, b := range e.steps {
+		w.secondSays.Reset()
+		w.second.Step(b.now, e.told[from:b.end], &w.secondSays)
+		said, from = hashEffects(said, &w.secondSays), b.end
 	}
 	if said != e.said {
 		w.violate(Replay, "%s incarnation %d answers differently when it is told the same", e.name(), e.inc)

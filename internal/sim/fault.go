@@ -22,6 +22,7 @@ func (w *world) strike(at int32) {
 		w.after(max(f.last, int64(10*time.Millisecond)), engineUp, e.id, 0, 0)
 	case stopEngine, pauseClock:
 		lasts = true
+		w.beats()
 		e.frozen++
 		if f.kind == pauseClock && e.up && e.stood == 0 {
 			e.stood = w.now
@@ -74,10 +75,10 @@ func (w *world) strike(at int32) {
 	case drainEngine:
 		if e.up && !e.drains {
 			e.drains = true
-			w.step(e, core.Event{Kind: core.DrainBegin})
+			w.step(e, &core.Event{Kind: core.DrainBegin})
 			for i := range w.links {
 				if l := &w.links[i]; l.of(e.id) >= 0 {
-					w.post(l, l.of(e.id), false, core.Event{Kind: core.PeerDraining, Peer: core.PeerID(e.id)})
+					w.post(l, l.of(e.id), false, &core.Event{Kind: core.PeerDraining, Peer: core.PeerID(e.id)})
 				}
 			}
 			w.after(max(f.last, int64(time.Second)), drainEnd, e.id, 0, e.inc)
@@ -85,7 +86,7 @@ func (w *world) strike(at int32) {
 	case adminAborts:
 		for i := range w.plan.requests {
 			if r := &w.plan.requests[i]; e.up && roll(w.plan.seed, 13, uint64(at), uint64(i)).half() {
-				w.step(e, core.Event{Kind: core.AdminAbort, Room: r.room})
+				w.step(e, &core.Event{Kind: core.AdminAbort, Room: r.room})
 			}
 		}
 	case storeOutage:
@@ -111,7 +112,7 @@ func (w *world) heal(at int32) {
 			if e.stood > 0 {
 				e.skew, e.stood = e.skew+w.now-e.stood, 0
 			}
-			w.step(e) // with all that came meanwhile
+			w.step(e, nil) // with all that came meanwhile
 		}
 	case stopPlugin:
 		w.epochs[f.b].frozen--

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/terminus-kv/terminus/core"
@@ -32,14 +33,22 @@ type lane struct {
 	head    int
 }
 
-func (l *lane) push(p parcel) { l.parcels = append(l.parcels, p) }
+func (l *lane) push(at int64, ev *core.Event) {
+	n := len(l.parcels)
+	if n == cap(l.parcels) {
+		l.parcels = slices.Grow(l.parcels, 1)
+	}
+	l.parcels = l.parcels[:n+1]
+	l.parcels[n].at, l.parcels[n].ev = at, *ev // in place: events are large
+}
 
-func (l *lane) pop() parcel {
-	p := l.parcels[l.head]
+// pop takes the oldest parcel off. It stays as it is until something is pushed.
+func (l *lane) pop() *core.Event {
+	p := &l.parcels[l.head]
 	if l.head++; l.head == len(l.parcels) {
 		l.clear()
 	}
-	return p
+	return &p.ev
 }
 
 func (l *lane) clear() { l.parcels, l.head = l.parcels[:0], 0 }
@@ -81,11 +90,11 @@ func (w *world) dial(at int32, stream uint64) {
 	w.say("%s and %s connect", a.name(), b.name())
 	for side, e := range []*engine{a, b} {
 		o := w.engines[l.ends[1-side]]
-		w.post(l, side, false, core.Event{Kind: core.PeerHello, Peer: core.PeerID(e.id), Node: e.name(), Inc: e.inc})
+		w.post(l, side, false, &core.Event{Kind: core.PeerHello, Peer: core.PeerID(e.id), Node: e.name(), Inc: e.inc})
 		if e.drains {
-			w.post(l, side, false, core.Event{Kind: core.PeerDraining, Peer: core.PeerID(e.id)})
+			w.post(l, side, false, &core.Event{Kind: core.PeerDraining, Peer: core.PeerID(e.id)})
 		}
-		w.tellAll(e, o, func(ev core.Event) { w.post(l, side, false, ev) })
+		w.tellAll(e, o, func(ev core.Event) { w.post(l, side, false, &ev) })
 	}
 }
 
@@ -129,7 +138,7 @@ func (w *world) tellGroup(group int32, o *engine, tell func(core.Event)) {
 		}
 		ev := core.Event{Kind: core.PeerGroup, Peer: core.PeerID(g.engine), Group: g.name, PeerGroup: own.name, Role: g.role, Size: size, Backends: backends}
 		if g.engine == o.id {
-			w.step(o, ev)
+			w.step(o, &ev)
 		} else {
 			tell(ev)
 		}
@@ -140,17 +149,17 @@ var backends = []string{backend}
 
 // announce tells every peer, and the engine itself, something that changed.
 func (w *world) announce(e *engine, tell func(o *engine, tell func(core.Event))) {
-	tell(e, func(ev core.Event) { w.step(e, ev) })
+	tell(e, func(ev core.Event) { w.step(e, &ev) })
 	for i := range w.links {
 		if l := &w.links[i]; l.up && l.of(e.id) >= 0 && e.up {
 			side := l.of(e.id)
-			tell(w.engines[l.ends[1-side]], func(ev core.Event) { w.post(l, side, false, ev) })
+			tell(w.engines[l.ends[1-side]], func(ev core.Event) { w.post(l, side, false, &ev) })
 		}
 	}
 }
 
 // post sends over the stream, from a side.
-func (w *world) post(l *link, side int, urgent bool, ev core.Event) {
+func (w *world) post(l *link, side int, urgent bool, ev *core.Event) {
 	if !l.up {
 		return
 	}
@@ -167,7 +176,7 @@ func (w *world) post(l *link, side int, urgent bool, ev core.Event) {
 		at = max(at, l.last[side]+1)
 		l.last[side] = at
 	}
-	to.push(parcel{at, ev})
+	to.push(at, ev)
 	_, i := w.linkOf(l.ends[0], l.ends[1])
 	w.push(due{at: at, what: deliver, a: i, b: int32(side), n: l.stream})
 }
@@ -183,7 +192,7 @@ func (w *world) sendFrame(e *engine, f *core.FrameEffect) {
 		return
 	}
 	l, _ := w.linkOf(e.id, int32(f.Peer))
-	w.post(l, l.of(e.id), f.Urgent || f.Frame.Kind == statemachine.FrameAbort || f.Frame.Kind == statemachine.FrameVerdict, ev)
+	w.post(l, l.of(e.id), f.Urgent || f.Frame.Kind == statemachine.FrameAbort || f.Frame.Kind == statemachine.FrameVerdict, &ev)
 }
 
 // arrive hands over what is due from a side.
@@ -195,7 +204,7 @@ func (w *world) arrive(l *link, side int, stream uint64) {
 	for urgent := 1; urgent >= 0; urgent-- {
 		q := &l.lane[side][urgent]
 		for !q.empty() && q.parcels[q.head].at <= w.now && l.up {
-			ev := q.pop().ev
+			ev := q.pop()
 			if urgent == 1 && !l.said[1-side] { // nothing overtakes the Hello
 				w.post(l, side, false, ev)
 				continue
@@ -214,6 +223,7 @@ func (w *world) breakStream(l *link, late time.Duration) {
 	if !l.up {
 		return
 	}
+	w.beats()
 	l.up = false
 	l.last = [2]int64{}
 	for i := range 4 {
@@ -244,12 +254,13 @@ func (w *world) streamEnds(l *link, side int, stream uint64) {
 	e := w.engines[l.ends[side]]
 	if e.up && e.inc == l.incs[side] && l.said[side] {
 		l.said[side] = false
-		w.step(e, core.Event{Kind: core.PeerDown, Peer: core.PeerID(l.ends[1-side])})
+		w.step(e, &core.Event{Kind: core.PeerDown, Peer: core.PeerID(l.ends[1-side])})
 	}
 }
 
 // block stops what a side sends; silence ends the stream.
 func (w *world) block(l *link, side int) {
+	w.beats()
 	l.stuck[side]++
 	_, i := w.linkOf(l.ends[0], l.ends[1])
 	w.after(silence, broken, i, -1, l.stream)

@@ -1,5 +1,7 @@
 package sim
 
+import "github.com/terminus-kv/terminus/core/statemachine"
+
 // tag is what a page holds: which page of which request.
 type tag uint64
 
@@ -63,7 +65,7 @@ func (w *world) give(at int32) {
 	if len(l.pages) == 0 {
 		return
 	}
-	w.untouched(at, "are freed")
+	w.untouched(at, statemachine.Released)
 	m := &w.mems[l.mem]
 	for _, p := range l.pages {
 		m.page[p].owner = 0
@@ -76,16 +78,16 @@ func (w *world) give(at int32) {
 	m.wait = m.wait[:0]
 }
 
-// untouched holds that no op can touch the pages of a life any more.
-func (w *world) untouched(at int32, what string) {
+// untouched holds that no op can touch the pages of a life any more, now that they are said to be at rest.
+func (w *world) untouched(at int32, said statemachine.Residency) {
 	l := &w.lives[at]
 	for i := range w.ops {
 		o := &w.ops[i]
 		if o.d == l.own && o.dstMem == l.mem && o.mayLand(w) {
-			w.violate(Memory, "pages of %s %s while op %d may still write to them", w.openerText(l.own), what, i)
+			w.violate(Memory, "pages of %s are %s while op %d may still write to them", w.openerText(l.own), said, i)
 		}
 		if o.s == l.own && o.srcMem == l.mem && o.mayRead() {
-			w.violate(Memory, "pages of %s %s while op %d may still read them", w.openerText(l.own), what, i)
+			w.violate(Memory, "pages of %s are %s while op %d may still read them", w.openerText(l.own), said, i)
 		}
 	}
 }

@@ -99,13 +99,35 @@ type plan struct {
 	faults   []plannedFault
 }
 
+const maxEngines = 8
+
 // longest is the longest time over which the requests and faults of a schedule are spread.
 const longest = 4 * time.Second
 
+// groupNames are the names of groups by engine and role.
+var groupNames = func() (names [maxEngines][statemachine.Destination + 1]string) {
+	for e := range names {
+		for role := statemachine.Source; role <= statemachine.Destination; role++ {
+			names[e][role] = fmt.Sprintf("%s-%s", engineName(int32(e)), role)
+		}
+	}
+	return names
+}()
+
 // draw makes the plan of a seed.
 func draw(seed uint64) *plan {
+	p := new(plan)
+	p.draw(seed)
+	return p
+}
+
+// draw makes p the plan of a seed, in the memory of what it was.
+func (p *plan) draw(seed uint64) {
 	d := roll(seed, 1)
-	p := &plan{seed: seed, engines: 2, ranks: 1, checked: !d.one(3), pages: int32(8 + d.n(40)), window: time.Duration(d.spread(20*time.Millisecond, longest))}
+	*p = plan{
+		seed: seed, engines: 2, ranks: 1, checked: !d.one(3), pages: int32(8 + d.n(40)), window: time.Duration(d.spread(20*time.Millisecond, longest)),
+		groups: p.groups[:0], requests: p.requests[:0], faults: p.faults[:0],
+	}
 	switch {
 	case d.one(16):
 		p.engines = int32(4 + d.n(5))
@@ -122,17 +144,16 @@ func draw(seed uint64) *plan {
 		if e == 1 || e > 1 && d.one(2) {
 			role = statemachine.Destination
 		}
-		p.groups = append(p.groups, groupSpec{e, role, fmt.Sprintf("%s-%s", engineName(e), role)})
+		p.groups = append(p.groups, groupSpec{e, role, groupNames[e][role]})
 		if both {
 			role = statemachine.Source + statemachine.Destination - role
-			p.groups = append(p.groups, groupSpec{e, role, fmt.Sprintf("%s-%s", engineName(e), role)})
+			p.groups = append(p.groups, groupSpec{e, role, groupNames[e][role]})
 		}
 	}
 	for i := range 8 + d.n(9) {
 		p.requests = append(p.requests, p.request(roll(seed, 2, uint64(i)), int64(i)))
 	}
 	p.swarm(roll(seed, 3))
-	return p
 }
 
 func (p *plan) request(d dice, room int64) request {
@@ -173,7 +194,8 @@ func (p *plan) swarm(d dice) {
 	if d.one(32) {
 		return // calm
 	}
-	kinds := make([]faultKind, 0, numFaults)
+	var all [numFaults]faultKind
+	kinds := all[:0]
 	for k := range noFault {
 		if d.one(3) {
 			kinds = append(kinds, k)

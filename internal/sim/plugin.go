@@ -67,7 +67,7 @@ func (w *world) startPlugin(e *engine) {
 	e.epoch = int32(len(w.epochs))
 	w.epochs = append(w.epochs, epoch{engine: e.id, inc: e.inc, number: e.number, alive: true})
 	w.say("%s plugin epoch %d is ready", e.name(), e.number)
-	w.step(e, core.Event{Kind: core.PluginUp, Backend: backend, Epoch: e.number, ReceiverChecked: w.plan.checked})
+	w.step(e, &core.Event{Kind: core.PluginUp, Backend: backend, Epoch: e.number, ReceiverChecked: w.plan.checked})
 }
 
 // epochEnds: the process dies, by whatever cause.
@@ -134,7 +134,7 @@ func (w *world) epochNoticed(at int32) {
 		}
 		return true
 	})
-	w.step(e, core.Event{Kind: core.PluginLost, Backend: backend, Epoch: ep.number, Detail: "signal: killed"})
+	w.step(e, &core.Event{Kind: core.PluginLost, Backend: backend, Epoch: ep.number, Detail: "signal: killed"})
 	for i := range w.ops { // what the process had said last is read late
 		if o := &w.ops[i]; o.epoch == at && o.state != opQuiet && o.dice.one(2) {
 			w.after(o.dice.spread(time.Microsecond, 5*time.Second), stale, int32(i), 0, 0)
@@ -151,9 +151,9 @@ func (w *world) staleEnd(at int32) {
 	if !e.up || e.inc != ep.inc || e.frozen > 0 {
 		return
 	}
-	w.step(e) // what is due by now
+	w.step(e, nil) // what is due by now
 	before := e.m.Hash()
-	w.step(e, core.Event{Kind: core.OpEnd, Op: o.id, End: core.EndDone, Quiet: true, Bytes: o.bytes})
+	w.step(e, &core.Event{Kind: core.OpEnd, Op: o.id, End: core.EndDone, Quiet: true, Bytes: o.bytes})
 	if e.m.Hash() != before {
 		w.violate(Stale, "%s: the end of op %d of plugin epoch %d, which is gone, changed the state", e.name(), at, ep.number)
 	}
@@ -186,7 +186,7 @@ func (w *world) epochFenced(at int32) {
 	}
 	if here {
 		w.say("%s plugin epoch %d is fenced", e.name(), ep.number)
-		w.step(e, core.Event{Kind: core.PluginFenced, Backend: backend, Epoch: ep.number})
+		w.step(e, &core.Event{Kind: core.PluginFenced, Backend: backend, Epoch: ep.number})
 	}
 }
 
@@ -270,7 +270,7 @@ func (w *world) pluginAnswers(at int32) {
 			}
 		}
 	}
-	w.tell(ep, a.event)
+	w.tell(ep, &a.event)
 }
 
 // submit takes an op.
@@ -278,6 +278,10 @@ func (w *world) submit(e *engine, p *core.PluginEffect) {
 	o := op{
 		id: p.Op, s: p.S, d: p.D, epoch: e.epoch, peer: int32(p.Peer), peerInc: p.D.Inc, bytes: p.Bytes,
 		srcMem: int32(p.SrcPool) - 1, dstMem: int32(p.DstPool) - 1, dice: roll(w.plan.seed, 7, p.S.Seq, p.D.Seq, uint64(len(w.ops))), fate: core.EndDone,
+	}
+	if n := len(w.ops); n < cap(w.ops) { // its memory is used again
+		old := &w.ops[:n+1][n]
+		o.from, o.to = old.from[:0], old.to[:0]
 	}
 	for _, r := range p.Source {
 		for k := range r.Count {
@@ -351,7 +355,7 @@ func (w *world) opStep(at int32) {
 		}
 		w.land(o)
 		if o.state == opRuns {
-			w.tell(ep, core.Event{Kind: core.OpProgress, Op: o.id, Bytes: o.bytes * int64(o.landed) / int64(len(o.to))})
+			w.tell(ep, &core.Event{Kind: core.OpProgress, Op: o.id, Bytes: o.bytes * int64(o.landed) / int64(len(o.to))})
 			o = &w.ops[at]
 		}
 		d := o.step
@@ -424,11 +428,11 @@ func (w *world) endOp(at int32, end core.EndKind, why statemachine.Reason, quiet
 	if w.story != nil {
 		w.say("%s op %d ends: %s, quiet=%v", e.name(), at, []string{"", "done", "failed", "skipped", "aborted"}[end], quiet)
 	}
-	w.tell(&w.epochs[o.epoch], ev)
+	w.tell(&w.epochs[o.epoch], &ev)
 }
 
 // tell is an event of a plugin to the incarnation that started it: an orphan speaks to nobody.
-func (w *world) tell(ep *epoch, ev core.Event) {
+func (w *world) tell(ep *epoch, ev *core.Event) {
 	if e := w.engines[ep.engine]; e.inc == ep.inc {
 		w.step(e, ev)
 	}
@@ -438,8 +442,10 @@ func (w *world) quiesce(at int32) {
 	o := &w.ops[at]
 	o.state = opQuiet
 	e := w.engines[w.epochs[o.epoch].engine]
-	w.say("%s op %d is quiet", e.name(), at)
-	w.tell(&w.epochs[o.epoch], core.Event{Kind: core.OpQuiesced, Op: o.id})
+	if w.story != nil {
+		w.say("%s op %d is quiet", e.name(), at)
+	}
+	w.tell(&w.epochs[o.epoch], &core.Event{Kind: core.OpQuiesced, Op: o.id})
 }
 
 // opAborted: the plugin has read an abort.

@@ -65,12 +65,14 @@ func Run(ctx context.Context, cfg Config) *Result {
 	for range cfg.Workers {
 		work.Go(func() {
 			var w world
+			var p plan
 			for ctx.Err() == nil && broken.Load() < int64(cfg.Violations) {
 				i := next.Add(1) - 1
 				if i >= int64(cfg.Schedules) {
 					break
 				}
-				w.reset(draw(cfg.Seed+uint64(i)), nil)
+				p.draw(cfg.Seed + uint64(i))
+				w.reset(&p, nil)
 				if v := w.run(); v != nil {
 					broken.Add(1)
 					mu.Lock()

@@ -3,6 +3,7 @@ package sim
 import (
 	"os"
 	"testing"
+	"time"
 )
 
 // schedules of the test; `make sim` runs more.
@@ -29,5 +30,29 @@ func TestSameSeed(t *testing.T) {
 	b := Run(t.Context(), Config{Schedules: 1000, Seed: 77, Workers: 3})
 	if a.Hash != b.Hash || a.Events != b.Events {
 		t.Errorf("histories differ: %s and %s, %d and %d events", a.Hash, b.Hash, a.Events, b.Events)
+	}
+}
+
+// TestSilence: beats are not told one by one while all arrive, and yet an engine notices a peer's silence when it
+// should: after the 10 s of peer_dead, counted from the last beat.
+func TestSilence(t *testing.T) {
+	const at, dead = 100 * time.Second, 10 * time.Second
+	for _, kind := range []faultKind{blockBoth, killEngine, stopEngine} {
+		var w world
+		p := draw(1)
+		p.requests, p.faults = nil, []plannedFault{{kind: kind, at: int64(at), last: int64(time.Minute), a: 1, b: 0}}
+		w.reset(p, nil)
+		began := w.now
+		until := func(d time.Duration) uint64 {
+			for len(w.q.heap) > 0 && w.q.heap[0].at < began+int64(d) {
+				e := w.q.pop()
+				w.now = e.at
+				w.dispatch(&e)
+			}
+			return w.engines[0].m.Stats().PeersDead
+		}
+		if early, late := until(at+dead-time.Duration(beat)), until(at+dead+time.Millisecond); early != 0 || late != 1 {
+			t.Errorf("%v: %d peers are dead after 9.5 s of silence and %d after 10, want none and one", kind, early, late)
+		}
 	}
 }

@@ -1,9 +1,11 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/terminus-kv/terminus/core"
+	"github.com/terminus-kv/terminus/core/layout"
 	"github.com/terminus-kv/terminus/core/statemachine"
 )
 
@@ -122,11 +124,11 @@ func (w *world) openLife(at int32) {
 	if l.role == statemachine.Destination {
 		ev.PeerGroup = w.plan.groups[r.src].name
 	}
-	w.ask(at, ev)
+	w.ask(at, &ev)
 }
 
 // ask sends a request of a worker to its engine.
-func (w *world) ask(at int32, ev core.Event) {
+func (w *world) ask(at int32, ev *core.Event) {
 	l := &w.lives[at]
 	l.busy = true
 	p := &w.workers[l.worker]
@@ -168,11 +170,16 @@ func (w *world) replied(e *engine, r *core.Reply) {
 		w.say("%s refuses a request of %s: %s", e.name(), w.openerText(l.own), r.Detail)
 		w.after(0, abortLife, a.life, 0, 0)
 	}
-	w.wakeLife(a.life, roll(w.plan.seed, 9, uint64(a.life), uint64(w.now)).jitter())
+	w.showLife(a.life, 9)
 }
 
-// jitter is how long a worker takes to see something.
-func (d dice) jitter() int64 { return d.spread(5*time.Microsecond, 5*time.Millisecond) }
+// showLife lets a worker see something, in a while; what it is of is a number for the dice.
+func (w *world) showLife(at int32, of uint64) {
+	if !w.lives[at].woken {
+		d := roll(w.plan.seed, of, uint64(at), uint64(w.now))
+		w.wakeLife(at, d.spread(5*time.Microsecond, 5*time.Millisecond))
+	}
+}
 
 func (w *world) wakeLife(at int32, d int64) {
 	if l := &w.lives[at]; !l.woken {
@@ -192,7 +199,7 @@ func (w *world) act(at int32) {
 	case l.worded && l.status.Terminal():
 		if l.res.Reusable() {
 			l.stage = freeing
-			w.ask(at, core.Event{Kind: core.Release})
+			w.ask(at, &core.Event{Kind: core.Release})
 		}
 	case l.stage == paged:
 	case l.role == statemachine.Destination:
@@ -207,7 +214,7 @@ func (w *world) act(at int32) {
 				m.page[page].tag = w.want(l, int32(k))
 			}
 		}
-		w.ask(at, core.Event{Kind: core.Register, Parts: []core.Part{{Prefix: r.prefix, Runs: runsOf(l.pages)}}})
+		w.ask(at, &core.Event{Kind: core.Register, Parts: w.partOf(r.prefix, l.pages)})
 	default:
 		if !r.early && !(l.worded && (l.status == statemachine.WaitingForInput || l.status == statemachine.Transferring)) {
 			return
@@ -225,13 +232,24 @@ func (w *world) act(at int32) {
 		to := n * l.chunk / r.chunks
 		ev := core.Event{Kind: core.Send, Last: l.chunk == r.chunks}
 		if to > l.sent {
-			ev.Parts = []core.Part{{Runs: runsOf(l.pages[l.sent:to])}}
+			ev.Parts = w.partOf(0, l.pages[l.sent:to])
 		}
 		if l.sent = to; ev.Last {
 			l.stage = paged
 		}
-		w.ask(at, ev)
+		w.ask(at, &ev)
 	}
+}
+
+// partOf is pages as a request has them. They stay as they are until the schedule ends: an engine that is stopped
+// reads the request later.
+func (w *world) partOf(prefix int32, ids []int32) []core.Part {
+	from := len(w.runs)
+	w.runs = slices.Grow(w.runs, len(ids))
+	w.runs = w.runs[:from+len(layout.AppendIDs(w.runs[from:from], ids))]
+	w.parts = append(w.parts, core.Part{Prefix: prefix, Runs: w.runs[from:len(w.runs):len(w.runs)]})
+	n := len(w.parts)
+	return w.parts[n-1 : n : n]
 }
 
 func (w *world) want(l *life, page int32) tag {
@@ -241,7 +259,7 @@ func (w *world) want(l *life, page int32) tag {
 func (w *world) abortLife(at int32) {
 	l := &w.lives[at]
 	if (l.stage == opened || l.stage == paged) && w.alive(l) && !l.busy {
-		w.ask(at, core.Event{Kind: core.Abort})
+		w.ask(at, &core.Event{Kind: core.Abort})
 	}
 }
 
@@ -271,9 +289,9 @@ func (w *world) word(e *engine, o *core.WordEffect) {
 		}
 	}
 	if o.Status.Terminal() && o.Residency.Reusable() {
-		w.untouched(at, "are "+o.Residency.String())
+		w.untouched(at, o.Residency)
 	}
-	w.wakeLife(at, roll(w.plan.seed, 10, uint64(at), uint64(w.now)).jitter())
+	w.showLife(at, 10)
 }
 
 // quarantine is how long the operator of this cluster lets pages rest before the plugin that they are
@@ -284,6 +302,10 @@ func (w *world) retire(e *engine) {
 	if e.frozen > 0 {
 		w.after(int64(time.Second), retire, e.id, 0, e.inc)
 		return
+	}
+	if e.resting = 0; w.now < e.rests { // something ended meanwhile
+		e.resting = e.inc
+		w.push(due{at: e.rests, what: retire, a: e.id, n: e.inc})
 	}
 	e.m.Rooms(func(v *core.View) bool {
 		if v.Residency == statemachine.Quarantined && v.Backend == backend {
@@ -344,9 +366,8 @@ func (w *world) joinEngine(p *worker) {
 	w.minted++
 	p.session, p.slot = w.minted, [slots]int32{}
 	g := &w.plan.groups[p.group]
-	w.step(e,
-		core.Event{Kind: core.SessionUp, Session: p.session, Group: g.name, Role: g.role, Rank: p.rank, Size: w.plan.ranks, Slots: slots},
-		core.Event{Kind: core.PoolUp, Session: p.session, Pool: uint64(p.mem) + 1, Pages: w.plan.pages, Layers: layers, PageBytes: pageBytes})
+	w.hand(e, &core.Event{Kind: core.SessionUp, Session: p.session, Group: g.name, Role: g.role, Rank: p.rank, Size: w.plan.ranks, Slots: slots})
+	w.step(e, &core.Event{Kind: core.PoolUp, Session: p.session, Pool: uint64(p.mem) + 1, Pages: w.plan.pages, Layers: layers, PageBytes: pageBytes})
 	ev := w.poolEvent(e, p)
 	w.announce(e, func(o *engine, tell func(core.Event)) {
 		tell(ev)
@@ -377,7 +398,7 @@ func (w *world) killWorker(p *worker) {
 	e := w.engines[p.engine]
 	if session != 0 {
 		if e.up {
-			w.step(e, core.Event{Kind: core.SessionDown, Session: session})
+			w.step(e, &core.Event{Kind: core.SessionDown, Session: session})
 			w.announce(e, func(o *engine, tell func(core.Event)) { w.tellGroup(p.group, o, tell) })
 		}
 	}

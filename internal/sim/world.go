@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/terminus-kv/terminus/core"
@@ -55,7 +56,9 @@ type world struct {
 	ops     []op
 	epochs  []epoch
 	answers []answered
-	local   []core.Event       // frames of engines to themselves
+	local   []core.Event // frames of engines to themselves
+	runs    []layout.Run // of requests, see partOf
+	parts   []core.Part
 	byInc   map[uint64]int32   // engine of an incarnation
 	byOwn   map[opener][]int32 // lives of an opener, one a rank
 	verdict map[opener]outcome // by what the cores recorded
@@ -68,6 +71,9 @@ type world struct {
 	// Faults that go on, by kind.
 	blind, slowed, lateness, failing int
 	replay                           bool // this schedule is replayed at its end
+
+	second     core.Machine // and its effects, for the replay
+	secondSays core.Effects
 }
 
 type outcome struct {
@@ -87,18 +93,24 @@ type engine struct {
 	stood  int64 // since when its clock stands; 0: it runs
 	inbox  []core.Event
 	wakeAt int64
-	heard  [8]int64
+	heard  [maxEngines]int64
 	epoch  int32 // index of its current plugin; -1: none, or noticed dead
 	number uint32
 	drains bool
-	dice   dice
-	told   []batch // of this incarnation, for the replay
-	said   uint64  // hash of what it answered
+	// What ends now and is quarantined has rested long enough at rests; an event then is on its way for
+	// incarnation resting.
+	rests   int64
+	resting uint64
+	dice    dice
+	told    []core.Event // this incarnation, for the replay
+	steps   []batch      // of them
+	said    uint64       // hash of what it answered
 }
 
+// batch is the events of one step: those of engine.told up to end that no earlier step had.
 type batch struct {
 	now int64
-	in  []core.Event
+	end int
 }
 
 // ask is a request of a worker that its engine has not answered yet.
@@ -120,7 +132,7 @@ func (w *world) reset(p *plan, story io.Writer) {
 	w.q.heap, w.q.seq, w.pending, w.unmet = w.q.heap[:0], 0, 0, 0
 	w.blind, w.slowed, w.lateness, w.failing, w.minted, w.orphans = 0, 0, 0, 0, 0, w.orphans[:0]
 	w.asked, w.lives, w.ops, w.epochs, w.answers, w.links, w.workers = w.asked[:0], w.lives[:0], w.ops[:0], w.epochs[:0], w.answers[:0], w.links[:0], w.workers[:0]
-	w.mems, w.local = w.mems[:0], w.local[:0]
+	w.mems, w.local, w.runs, w.parts = w.mems[:0], w.local[:0], w.runs[:0], w.parts[:0]
 	if w.byInc == nil {
 		w.byInc, w.byOwn, w.verdict = map[uint64]int32{}, map[opener][]int32{}, map[opener]outcome{}
 		w.sealed, w.held = map[opener]bool{}, map[opener]bool{}
@@ -133,15 +145,13 @@ func (w *world) reset(p *plan, story io.Writer) {
 	w.tries = append(w.tries[:0], make([]int, len(p.requests))...)
 	w.incs = 0
 	w.replay = p.seed%16 == 0
-	for len(w.engines) < int(p.engines) {
-		w.engines = append(w.engines, nil)
-	}
-	w.engines = w.engines[:p.engines]
-	for i, old := range w.engines {
-		w.engines[i] = &engine{id: int32(i), dice: roll(p.seed, 4, uint64(i))}
-		if old != nil {
-			w.engines[i].inbox, w.engines[i].out = old.inbox[:0], old.out
+	w.engines = slices.Grow(w.engines[:0], int(p.engines))[:p.engines] // those of earlier schedules are used again
+	for i, e := range w.engines {
+		if e == nil {
+			e = &engine{m: new(core.Machine)}
+			w.engines[i] = e
 		}
+		*e = engine{id: int32(i), dice: roll(p.seed, 4, uint64(i)), m: e.m, inbox: e.inbox[:0], out: e.out, told: e.told[:0], steps: e.steps[:0]}
 	}
 	for i := range p.engines {
 		for j := range i {
@@ -237,7 +247,7 @@ func (w *world) dispatch(d *due) {
 		e := w.engines[d.a]
 		if e.up && e.frozen == 0 && e.wakeAt == d.at {
 			e.wakeAt = 0
-			w.step(e)
+			w.step(e, nil)
 		}
 	case deliver:
 		w.arrive(&w.links[d.a], int(d.b), d.n)
@@ -281,7 +291,7 @@ func (w *world) dispatch(d *due) {
 		w.endLimbo(d.a, d.n)
 	case drainEnd:
 		if e := w.engines[d.a]; e.up && e.inc == d.n {
-			w.step(e, core.Event{Kind: core.DrainEnd})
+			w.step(e, &core.Event{Kind: core.DrainEnd})
 			w.after(int64(20*time.Second), replaceEngine, d.a, 0, d.n)
 		}
 	case replaceEngine:
@@ -302,10 +312,10 @@ func (w *world) dispatch(d *due) {
 		w.epochEnds(d.a)
 	case local:
 		if e := w.engines[d.a]; e.inc == d.n {
-			w.step(e, w.local[d.b])
+			w.step(e, &w.local[d.b])
 		}
 	case gone:
-		w.step(w.engines[d.a], core.Event{Kind: core.PeerGone, Peer: core.PeerID(d.b), Inc: d.n})
+		w.step(w.engines[d.a], &core.Event{Kind: core.PeerGone, Peer: core.PeerID(d.b), Inc: d.n})
 	}
 }
 
@@ -318,16 +328,13 @@ func (w *world) startEngine(e *engine) {
 	}
 	w.incs++
 	e.inc = w.incs
-	m, err := core.New(w.config(e))
-	if err != nil {
-		panic(err) // the configuration is this package's own
-	}
-	e.m, e.up, e.inbox, e.wakeAt, e.epoch, e.drains = m, true, e.inbox[:0], 0, -1, false
-	e.number, e.told, e.said = 0, nil, 0
+	w.restart(e.m, e)
+	e.up, e.inbox, e.wakeAt, e.epoch, e.drains = true, e.inbox[:0], 0, -1, false
+	e.number, e.told, e.steps, e.said = 0, e.told[:0], e.steps[:0], 0
 	clear(e.heard[:])
 	w.byInc[e.inc] = e.id
 	w.say("%s starts as incarnation %d", e.name(), e.inc)
-	w.step(e, core.Event{Kind: core.PeerHello, Peer: core.PeerID(e.id), Node: e.name(), Inc: e.inc})
+	w.step(e, &core.Event{Kind: core.PeerHello, Peer: core.PeerID(e.id), Node: e.name(), Inc: e.inc})
 	w.startPlugin(e)
 	for i := range w.workers {
 		if p := &w.workers[i]; p.engine == e.id && p.up {
@@ -336,13 +343,15 @@ func (w *world) startEngine(e *engine) {
 	}
 }
 
-// config is that of an engine's core.
-func (w *world) config(e *engine) core.Config {
+// restart makes m the core of an incarnation that has just started.
+func (w *world) restart(m *core.Machine, e *engine) {
 	limits := core.DefaultLimits()
 	if d := roll(w.plan.seed, 6, uint64(e.id)); w.plan.tight {
 		limits.Rooms, limits.PeerOps, limits.RoomPages = int32(2+d.n(4)), int32(1+d.n(3)), int64(8+d.n(16))
 	}
-	return core.Config{Incarnation: e.inc, Clocks: core.DefaultClocks(), Limits: limits}
+	if err := m.Reset(core.Config{Incarnation: e.inc, Clocks: core.DefaultClocks(), Limits: limits}); err != nil {
+		panic(err) // the configuration is this package's own
+	}
 }
 
 // killEngine ends an incarnation without a word.
@@ -350,6 +359,7 @@ func (w *world) killEngine(e *engine) {
 	if !e.up {
 		return
 	}
+	w.beats()
 	if w.replay {
 		w.again(e)
 	}
@@ -389,45 +399,84 @@ func (w *world) killEngine(e *engine) {
 // coreNow is the engine's time.
 func (e *engine) coreNow(now int64) int64 { return now - e.skew }
 
-// step gives events to an engine and carries out what it asks for. A stopped engine reads them later, all at
-// once.
-func (w *world) step(e *engine, in ...core.Event) {
+// hand puts an event before an engine, which reads it with its next step.
+func (w *world) hand(e *engine, in *core.Event) {
 	if !e.up {
 		return
 	}
-	if e.frozen > 0 {
-		e.inbox = append(e.inbox, in...)
+	n := len(e.inbox)
+	if n == cap(e.inbox) {
+		e.inbox = slices.Grow(e.inbox, 1)
+	}
+	e.inbox = e.inbox[:n+1]
+	e.inbox[n] = *in
+}
+
+// step gives an event, if it is not nil, to an engine and carries out what it asks for. A stopped engine reads
+// them later, all at once.
+func (w *world) step(e *engine, in *core.Event) {
+	if !e.up {
 		return
 	}
-	e.inbox = append(e.inbox, in...)
-	for i := range w.links {
-		l := &w.links[i]
-		side := l.of(e.id)
-		if side < 0 || !l.said[side] || l.stuck[1-side] > 0 {
-			continue
-		}
-		if o := w.engines[l.ends[1-side]]; o.up && o.frozen == 0 && w.now-e.heard[o.id] >= beat {
-			e.heard[o.id] = w.now
-			e.inbox = append(e.inbox, core.Event{Kind: core.PeerHeard, Peer: core.PeerID(o.id)})
-		}
+	if in != nil {
+		w.hand(e, in)
 	}
-	if w.now-e.heard[e.id] >= beat {
-		e.heard[e.id] = w.now
-		e.inbox = append(e.inbox, core.Event{Kind: core.PeerHeard, Peer: core.PeerID(e.id)})
+	if e.frozen > 0 {
+		return
+	}
+	hears := true
+	for _, o := range w.engines {
+		if !w.hears(e, o) {
+			hears = false
+		} else if w.now-e.heard[o.id] >= beat {
+			e.heard[o.id] = w.now
+			w.hand(e, &core.Event{Kind: core.PeerHeard, Peer: core.PeerID(o.id)})
+		}
 	}
 	now := e.coreNow(w.now)
 	if w.replay {
-		e.told = append(e.told, batch{now, copyEvents(e.inbox)})
+		e.keep(now)
 	}
 	e.out.Reset()
 	e.m.Step(now, e.inbox, &e.out)
 	e.inbox = e.inbox[:0]
 	w.effects(e)
-	if at := e.m.Next(); at > 0 {
-		at = max(at+e.skew, w.now+1)
-		if e.wakeAt == 0 || at < e.wakeAt || e.wakeAt <= w.now {
-			e.wakeAt = at
-			w.push(due{at: at, what: wake, a: e.id})
+	if hears {
+		w.wakeAt(e, e.m.NextHeard())
+	} else {
+		w.wakeAt(e, e.m.Next())
+	}
+}
+
+// wakeAt lets an engine step at a time of its core, 0: never.
+func (w *world) wakeAt(e *engine, at int64) {
+	if at == 0 {
+		return
+	}
+	at = max(at+e.skew, w.now+1)
+	if e.wakeAt == 0 || at < e.wakeAt || e.wakeAt <= w.now {
+		e.wakeAt = at
+		w.push(due{at: at, what: wake, a: e.id})
+	}
+}
+
+// hears tells whether the beats of another engine reach e. It hears itself.
+func (w *world) hears(e, o *engine) bool {
+	if o == e {
+		return true
+	}
+	l, _ := w.linkOf(e.id, o.id)
+	side := l.of(e.id)
+	return l.said[side] && l.stuck[1-side] == 0 && o.up && o.frozen == 0
+}
+
+// beats tells every engine the beats that it has heard until now, and lets it notice if there are no more. While
+// all beats arrive and nothing else happens, they are not told: it comes before whatever may silence somebody.
+func (w *world) beats() {
+	for _, e := range w.engines {
+		if e.up && e.frozen == 0 {
+			w.step(e, nil)
+			w.wakeAt(e, e.m.Next())
 		}
 	}
 }
@@ -483,15 +532,13 @@ func hashEffects(h uint64, out *core.Effects) uint64 {
 	return h
 }
 
-func copyEvents(in []core.Event) []core.Event {
-	out := make([]core.Event, len(in))
-	for i := range in {
-		out[i] = in[i]
-		if in[i].Kind == core.PeerFrame {
-			out[i].Frame = in[i].Frame.Clone()
+// keep notes for the replay what the engine is told now.
+func (e *engine) keep(now int64) {
+	for i := range e.inbox {
+		e.told = append(e.told, e.inbox[i])
+		if in := &e.told[len(e.told)-1]; in.Kind == core.PeerFrame {
+			in.Frame = in.Frame.Clone()
 		}
 	}
-	return out
+	e.steps = append(e.steps, batch{now, len(e.told)})
 }
-
-func runsOf(ids []int32) []layout.Run { return layout.AppendIDs(nil, ids) }
