@@ -111,6 +111,9 @@ func simRows(t *table, r *sim.Result) {
 	for _, k := range slices.Sorted(maps.Keys(r.FaultKinds)) {
 		n("  fault "+k, r.FaultKinds[k])
 	}
+	for _, k := range slices.Sorted(maps.Keys(r.Happened)) {
+		n("  "+k, r.Happened[k])
+	}
 	n("hash", r.Hash)
 }
 

@@ -8,8 +8,12 @@
 //
 // A link is a stream, as in production: what is sent arrives in order or not at all, except that an Abort
 // or a Verdict may overtake; when the stream breaks, what is in flight is lost, each side notices in its
-// own time, and the next stream begins with a Hello. So "drop" is the loss of all that is in flight,
-// "reorder" an overtaking, and "duplicate" what the resync after a Hello says again.
+// own time, and the next stream begins with a Hello. So nothing is dropped singly: a cut loses all that is
+// in flight, and a partition of two engines or of two sets of them, one way or both, what silence ends. What the
+// fault "reorder" does is what the link allows: everything overtakes that may, and far. "duplicate" is more than
+// TCP does: a frame arrives twice, at once, or, of what may overtake, once before and once after the rest; the
+// protocol says that frames are idempotent. Result.Happened counts the frames that were lost, overtook
+// or arrived twice, and the pages that landed after the end of their op.
 //
 // Policies is another simulation, without faults: a request trace through one engine, to compare the orders
 // in which rooms may be served.

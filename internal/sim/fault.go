@@ -59,10 +59,28 @@ func (w *world) strike(at int32) {
 		if f.kind == blockBoth {
 			w.block(l, l.of(f.b))
 		}
+	case splitOneWay, splitBoth:
+		lasts = true
+		for i := range w.links {
+			if l := &w.links[i]; f.splits(l) {
+				w.block(l, f.inside(l))
+				if f.kind == splitBoth {
+					w.block(l, 1-f.inside(l))
+				}
+			}
+		}
 	case slowLink:
 		lasts = true
 		l, _ := w.linkOf(f.a, f.b)
 		l.slow++
+	case overtakes:
+		lasts = true
+		l, _ := w.linkOf(f.a, f.b)
+		l.mixed++
+	case duplicates:
+		lasts = true
+		l, _ := w.linkOf(f.a, f.b)
+		l.twice++
 	case slowOps:
 		lasts = true
 		w.slowed++
@@ -98,6 +116,11 @@ func (w *world) strike(at int32) {
 	}
 }
 
+// splits tells whether a split parts the ends of a link, inside the side whose engine is of the set.
+func (f *plannedFault) splits(l *link) bool { return f.set>>l.ends[0]&1 != f.set>>l.ends[1]&1 }
+
+func (f *plannedFault) inside(l *link) int { return int(f.set >> l.ends[1] & 1) }
+
 func (d dice) half() bool { return d.one(2) }
 
 // heal ends a fault that lasts.
@@ -122,9 +145,24 @@ func (w *world) heal(at int32) {
 		if f.kind == blockBoth {
 			w.unblock(l, l.of(f.b))
 		}
+	case splitOneWay, splitBoth:
+		for i := range w.links {
+			if l := &w.links[i]; f.splits(l) {
+				w.unblock(l, f.inside(l))
+				if f.kind == splitBoth {
+					w.unblock(l, 1-f.inside(l))
+				}
+			}
+		}
 	case slowLink:
 		l, _ := w.linkOf(f.a, f.b)
 		l.slow--
+	case overtakes:
+		l, _ := w.linkOf(f.a, f.b)
+		l.mixed--
+	case duplicates:
+		l, _ := w.linkOf(f.a, f.b)
+		l.twice--
 	case slowOps:
 		w.slowed--
 	case lateWrites:

@@ -19,6 +19,8 @@ type link struct {
 	lane   [2][2]lane // by side, then ordinary and urgent
 	stuck  [2]int     // nothing that the side sent arrives, by so many faults
 	slow   int
+	mixed  int // everything overtakes that may, by so many faults
+	twice  int // frames arrive twice, by so many faults
 	dice   dice
 }
 
@@ -125,7 +127,7 @@ func (w *world) poolEvent(e *engine, p *worker) core.Event {
 // all its workers are.
 func (w *world) tellGroup(group int32, o *engine, tell func(core.Event)) {
 	g := &w.plan.groups[group]
-	size := w.plan.ranks
+	size := g.ranks
 	for i := range w.workers {
 		if p := &w.workers[i]; p.group == group && p.session == 0 {
 			size = 0
@@ -163,14 +165,18 @@ func (w *world) post(l *link, side int, urgent bool, ev *core.Event) {
 	if !l.up {
 		return
 	}
+	ahead := urgent && (l.mixed > 0 || l.dice.one(2))
 	delay := l.dice.spread(20*time.Microsecond, 2*time.Millisecond)
-	if l.slow > 0 {
+	if l.slow > 0 || l.mixed > 0 && !ahead {
 		delay = l.dice.in(50*time.Millisecond, 900*time.Millisecond)
 	}
 	at, to := w.now+delay, &l.lane[side][0]
-	if urgent && l.dice.one(2) { // it overtakes
+	if ahead {
 		if to = &l.lane[side][1]; !to.empty() {
 			at = max(at, to.parcels[len(to.parcels)-1].at+1)
+		}
+		if at < l.last[side] {
+			w.total.overtaken++
 		}
 	} else {
 		at = max(at, l.last[side]+1)
@@ -192,7 +198,12 @@ func (w *world) sendFrame(e *engine, f *core.FrameEffect) {
 		return
 	}
 	l, _ := w.linkOf(e.id, int32(f.Peer))
-	w.post(l, l.of(e.id), f.Urgent || f.Frame.Kind == statemachine.FrameAbort || f.Frame.Kind == statemachine.FrameVerdict, &ev)
+	urgent := f.Urgent || f.Frame.Kind == statemachine.FrameAbort || f.Frame.Kind == statemachine.FrameVerdict
+	w.post(l, l.of(e.id), urgent, &ev)
+	if l.up && l.twice > 0 && l.dice.one(2) { // at once after it; of what may overtake, one before and one after the rest
+		w.total.doubled++
+		w.post(l, l.of(e.id), urgent, &ev)
+	}
 }
 
 // arrive hands over what is due from a side.
@@ -227,7 +238,9 @@ func (w *world) breakStream(l *link, late time.Duration) {
 	l.up = false
 	l.last = [2]int64{}
 	for i := range 4 {
-		l.lane[i/2][i%2].clear()
+		q := &l.lane[i/2][i%2]
+		w.total.lost += len(q.parcels) - q.head
+		q.clear()
 	}
 	_, i := w.linkOf(l.ends[0], l.ends[1])
 	w.say("the stream between %s and %s breaks", engineName(l.ends[0]), engineName(l.ends[1]))

@@ -96,8 +96,14 @@ func (w *world) untouched(at int32, said statemachine.Residency) {
 func (w *world) land(o *op) {
 	k := o.landed
 	o.landed++
-	if o.cut || w.sealed[o.d] {
+	switch {
+	case o.cut || w.sealed[o.d]:
+		if o.state != opRuns {
+			w.total.refused++
+		}
 		return
+	case o.state != opRuns:
+		w.total.late++
 	}
 	from, to := &w.mems[o.srcMem].page[o.from[k]], &w.mems[o.dstMem].page[o.to[k]]
 	t := from.tag

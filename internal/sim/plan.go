@@ -21,7 +21,11 @@ const (
 	cutLink     // the stream is reset
 	blockOneWay // nothing arrives in one direction
 	blockBoth   // nothing arrives in both
+	splitOneWay // nothing arrives from some engines at all the others
+	splitBoth   // nor the other way
 	slowLink    // frames take hundreds of milliseconds
+	overtakes   // all that may overtake does, and what it may overtake takes hundreds of milliseconds
+	duplicates  // frames arrive twice
 	slowOps     // transfers are a hundred times slower
 	lateWrites  // ops end before their last bytes have landed, and land them much later
 	failOps     // ops fail, are skipped, or are done without being quiet
@@ -34,7 +38,7 @@ const (
 
 var faultNames = [numFaults]string{
 	"kill-engine", "stop-engine", "pause-clock", "kill-plugin", "stop-plugin", "kill-worker", "cut-link", "block-one-way", "block-both",
-	"slow-link", "slow-ops", "late-writes", "fail-ops", "drain-engine", "admin-aborts", "store-outage", "left out",
+	"split-one-way", "split-both", "slow-link", "reorder", "duplicate", "slow-ops", "late-writes", "fail-ops", "drain-engine", "admin-aborts", "store-outage", "left out",
 }
 
 func (k faultKind) String() string { return faultNames[k] }
@@ -45,14 +49,23 @@ type plannedFault struct {
 	at   int64
 	last int64 // ns
 	a, b int32 // engines, or the worker; of one-way faults from a to b
+	set  uint8 // of splits: the engines of one part, a bit each
 }
 
 func (f *plannedFault) String() string {
 	at := time.Duration(f.at).Round(time.Millisecond)
 	last := time.Duration(f.last).Round(time.Millisecond)
 	switch f.kind {
-	case cutLink, blockOneWay, blockBoth, slowLink:
+	case cutLink, blockOneWay, blockBoth, slowLink, overtakes, duplicates:
 		return fmt.Sprintf("%v at %v between %s and %s for %v", f.kind, at, engineName(f.a), engineName(f.b), last)
+	case splitOneWay, splitBoth:
+		var part strings.Builder
+		for e := range int32(maxEngines) {
+			if f.set>>e&1 != 0 {
+				part.WriteString(engineName(e))
+			}
+		}
+		return fmt.Sprintf("%v at %v between %s and the others for %v", f.kind, at, &part, last)
 	case storeOutage:
 		return fmt.Sprintf("%v at %v for %v", f.kind, at, last)
 	}
@@ -66,6 +79,7 @@ type groupSpec struct {
 	engine int32
 	role   statemachine.Role
 	name   string
+	ranks  int32
 }
 
 // request is one request of the router: a room between two groups.
@@ -89,8 +103,8 @@ type request struct {
 type plan struct {
 	seed     uint64
 	engines  int32
-	ranks    int32
-	checked  bool // the plugins check the receiver
+	ranks    int32 // of every group
+	checked  bool  // the plugins check the receiver
 	pages    int32
 	tight    bool          // the engines' limits are small
 	window   time.Duration // over which requests and faults are spread
@@ -144,10 +158,10 @@ func (p *plan) draw(seed uint64) {
 		if e == 1 || e > 1 && d.one(2) {
 			role = statemachine.Destination
 		}
-		p.groups = append(p.groups, groupSpec{e, role, groupNames[e][role]})
+		p.groups = append(p.groups, groupSpec{e, role, groupNames[e][role], p.ranks})
 		if both {
 			role = statemachine.Source + statemachine.Destination - role
-			p.groups = append(p.groups, groupSpec{e, role, groupNames[e][role]})
+			p.groups = append(p.groups, groupSpec{e, role, groupNames[e][role], p.ranks})
 		}
 	}
 	for i := range 8 + d.n(9) {
@@ -207,7 +221,9 @@ func (p *plan) swarm(d dice) {
 	for range 1 + d.n(6) {
 		f := plannedFault{kind: kinds[d.n(len(kinds))], at: d.in(0, p.window+p.window/4), last: d.spread(time.Millisecond, 20*time.Second), a: int32(d.n(int(p.engines)))}
 		switch f.kind {
-		case cutLink, blockOneWay, blockBoth, slowLink:
+		case splitOneWay, splitBoth: // neither none nor all
+			f.set = uint8(1 + d.n(1<<p.engines-2))
+		case cutLink, blockOneWay, blockBoth, slowLink, overtakes, duplicates:
 			if f.b = int32(d.n(int(p.engines) - 1)); f.b >= f.a {
 				f.b++
 			}

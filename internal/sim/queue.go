@@ -47,40 +47,43 @@ type queue struct {
 	seq  uint32
 }
 
-func (q *queue) less(i, j int) bool {
-	a, b := &q.heap[i], &q.heap[j]
-	return a.at < b.at || a.at == b.at && a.seq < b.seq
-}
+func (d *due) before(o *due) bool { return d.at < o.at || d.at == o.at && d.seq < o.seq }
 
 func (q *queue) push(d due) {
 	q.seq++
 	d.seq = q.seq
 	q.heap = append(q.heap, d)
-	for i := len(q.heap) - 1; i > 0; {
+	i := len(q.heap) - 1
+	for i > 0 {
 		up := (i - 1) / 2
-		if !q.less(i, up) {
-			return
+		if !d.before(&q.heap[up]) {
+			break
 		}
-		q.heap[i], q.heap[up] = q.heap[up], q.heap[i]
+		q.heap[i] = q.heap[up]
 		i = up
 	}
+	q.heap[i] = d
 }
 
 func (q *queue) pop() due {
 	top, n := q.heap[0], len(q.heap)-1
-	q.heap[0] = q.heap[n]
-	q.heap = q.heap[:n]
-	for i := 0; ; {
-		least := i
-		for c := 2*i + 1; c <= 2*i+2 && c < n; c++ {
-			if q.less(c, least) {
-				least = c
-			}
-		}
-		if least == i {
-			return top
-		}
-		q.heap[i], q.heap[least] = q.heap[least], q.heap[i]
-		i = least
+	last := q.heap[n]
+	h := q.heap[:n]
+	q.heap = h
+	if n == 0 {
+		return top
 	}
+	i := 0
+	for c := 1; c < n; c = 2*i + 1 {
+		if c+1 < n && h[c+1].before(&h[c]) {
+			c++
+		}
+		if !h[c].before(&last) {
+			break
+		}
+		h[i] = h[c]
+		i = c
+	}
+	h[i] = last
+	return top
 }

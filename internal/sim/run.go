@@ -39,6 +39,7 @@ type Result struct {
 	Seed       uint64          `json:"seed"`
 	Rooms      int             `json:"rooms"` // opens that were accepted, of both roles
 	FaultKinds map[string]int  `json:"fault_kinds"`
+	Happened   map[string]int  `json:"happened"` // what faults of links and plugins did: see totals
 	Verdicts   map[string]int  `json:"verdicts"`
 	Broken     []Violation     `json:"broken,omitempty"`
 	Promises   map[Promise]int `json:"broken_promises,omitempty"`
@@ -57,7 +58,7 @@ func Run(ctx context.Context, cfg Config) *Result {
 	// A world is small and short-lived: collecting seldom costs a few hundred megabytes and saves a third of the time.
 	defer debug.SetGCPercent(debug.SetGCPercent(800))
 	began := time.Now()
-	res := &Result{Began: began.UTC().Truncate(time.Second), Seed: cfg.Seed, FaultKinds: map[string]int{}, Verdicts: map[string]int{}, Promises: map[Promise]int{}}
+	res := &Result{Began: began.UTC().Truncate(time.Second), Seed: cfg.Seed, FaultKinds: map[string]int{}, Happened: map[string]int{}, Verdicts: map[string]int{}, Promises: map[Promise]int{}}
 	hashes := make([]uint64, cfg.Schedules)
 	var next, done, broken atomic.Int64
 	var mu sync.Mutex
@@ -114,6 +115,12 @@ type totals struct {
 	virtual  int64
 	rooms    int
 	verdicts map[string]int
+
+	lost      int // frames that were on their way when their stream broke
+	overtaken int // frames that arrived before some that were sent earlier
+	doubled   int // frames that arrived twice
+	late      int // pages that landed after their op had ended
+	refused   int // pages that would have, of writers that were cut off or on memory that was sealed
 }
 
 func (t *totals) add(w *world) {
@@ -135,6 +142,11 @@ func (t *totals) into(r *Result) {
 	r.Events += t.events
 	r.Virtual += float64(t.virtual) / 1e9
 	r.Rooms += t.rooms
+	for what, n := range map[string]int{
+		"frames-lost": t.lost, "frames-overtaken": t.overtaken, "frames-doubled": t.doubled, "pages-late": t.late, "pages-refused": t.refused,
+	} {
+		r.Happened[what] += n
+	}
 	for k, n := range t.faults {
 		r.Faults += n
 		if n > 0 {

@@ -56,3 +56,54 @@ func TestSilence(t *testing.T) {
 		}
 	}
 }
+
+// TestEveryFaultHappens: no kind of fault is planned only, and the faults of links and plugins do what they say.
+func TestEveryFaultHappens(t *testing.T) {
+	res := Run(t.Context(), Config{Schedules: 1000, Seed: 1})
+	for k := range noFault {
+		if res.FaultKinds[k.String()] == 0 {
+			t.Errorf("no %v in %d schedules", k, res.Schedules)
+		}
+	}
+	for what, n := range res.Happened {
+		if n == 0 {
+			t.Errorf("no %s in %d schedules", what, res.Schedules)
+		}
+	}
+	if len(res.Happened) != 5 {
+		t.Errorf("counted: %v", res.Happened)
+	}
+}
+
+// TestSplit: a split of some engines from the others stops what they send them, the other way too if it is of both
+// ways, and nothing inside the parts; it ends as it began.
+func TestSplit(t *testing.T) {
+	for kind, want := range map[faultKind][2]int{splitOneWay: {1, 0}, splitBoth: {1, 1}} {
+		var w world
+		p := draw(1)
+		p.engines, p.groups, p.requests = 4, nil, nil
+		p.faults = []plannedFault{{kind: kind, last: int64(time.Second), set: 0b0101}}
+		w.reset(p, nil)
+		w.strike(0)
+		for i := range w.links {
+			l := &w.links[i]
+			var from [2]int // of the set, of the others
+			for side, e := range l.ends {
+				if e%2 == 0 {
+					from[0] += l.stuck[side]
+				} else {
+					from[1] += l.stuck[side]
+				}
+			}
+			if across := l.ends[0]%2 != l.ends[1]%2; across && from != want || !across && from != [2]int{} {
+				t.Errorf("%v: the link of %v is stuck %v", kind, l.ends, from)
+			}
+		}
+		w.heal(0)
+		for i := range w.links {
+			if w.links[i].stuck != [2]int{} {
+				t.Errorf("%v: the link of %v is still stuck", kind, w.links[i].ends)
+			}
+		}
+	}
+}

@@ -366,7 +366,7 @@ func (w *world) joinEngine(p *worker) {
 	w.minted++
 	p.session, p.slot = w.minted, [slots]int32{}
 	g := &w.plan.groups[p.group]
-	w.hand(e, &core.Event{Kind: core.SessionUp, Session: p.session, Group: g.name, Role: g.role, Rank: p.rank, Size: w.plan.ranks, Slots: slots})
+	w.hand(e, &core.Event{Kind: core.SessionUp, Session: p.session, Group: g.name, Role: g.role, Rank: p.rank, Size: g.ranks, Slots: slots})
 	w.step(e, &core.Event{Kind: core.PoolUp, Session: p.session, Pool: uint64(p.mem) + 1, Pages: w.plan.pages, Layers: layers, PageBytes: pageBytes})
 	ev := w.poolEvent(e, p)
 	w.announce(e, func(o *engine, tell func(core.Event)) {

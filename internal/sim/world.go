@@ -166,7 +166,7 @@ func (w *world) reset(p *plan, story io.Writer) {
 		}
 	}
 	for g := range p.groups {
-		for rank := range p.ranks {
+		for rank := range p.groups[g].ranks {
 			w.workers = append(w.workers, worker{id: int32(len(w.workers)), group: int32(g), rank: rank, engine: p.groups[g].engine, mem: -1})
 		}
 	}
