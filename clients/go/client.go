@@ -44,6 +44,8 @@ type Client struct {
 
 	options Options // for Redial
 
+	group *groupList // nil without Options.GroupList
+
 	free    atomic.Bool // after that: no region can be written by anybody else
 	lost    atomic.Bool // the engine is gone: rooms not ended are Failed(engine_lost)
 	reason  error       // why; set before done is closed
@@ -154,6 +156,10 @@ func hello(ctx context.Context, conn *net.UnixConn, o Options) (*Client, error) 
 	}
 	c.window = make(chan struct{}, o.Window)
 	c.changes.init(c)
+	if o.GroupList {
+		c.group = newGroupList(o.Rank)
+		c.group.cur.n = p.counter()
+	}
 	c.pidfd = peerPidfd(conn)
 	conn.SetDeadline(time.Time{})
 	c.wg.Add(2)
@@ -334,7 +340,10 @@ func (c *Client) StartOpen(ctx context.Context, o OpenOptions) (*PendingRoom, er
 	if o.Priority < math.MinInt32 || o.Priority > math.MaxInt32 {
 		return nil, fmt.Errorf("open room %d: priority %d does not fit 32 bits", o.Room, o.Priority)
 	}
-	r := &Room{c: c, id: o.Room}
+	r := &Room{c: c, id: o.Room, attempt: o.Attempt, listed: Bootstrapping}
+	if c.group != nil {
+		c.group.opening(r)
+	}
 	pd, err := c.start(ctx, struct {
 		T         string `json:"t"`
 		Room      int64  `json:"room"`
@@ -344,6 +353,11 @@ func (c *Client) StartOpen(ctx context.Context, o OpenOptions) (*PendingRoom, er
 		Deadline  int64  `json:"deadline_ms,omitempty"`
 	}{T: "open", Room: o.Room, Attempt: o.Attempt, PeerGroup: o.PeerGroup, Priority: o.Priority, Deadline: ms}, nil, nil, r.install)
 	if err != nil {
+		if c.group != nil && c.Err() != nil {
+			c.group.refused(r, err)
+		} else if c.group != nil {
+			c.group.unsent(r)
+		}
 		return nil, fmt.Errorf("open room %d: %w", o.Room, err)
 	}
 	return &PendingRoom{room: r, p: pd}, nil

@@ -32,7 +32,7 @@ func within(t testing.TB) context.Context {
 
 func dial(t testing.TB, e *workertest.Engine, o client.Options) *client.Client {
 	t.Helper()
-	o.Socket, o.Group, o.Size, o.Layout = e.Config.Socket, "g", 1, layout
+	o.Socket, o.Group, o.Size, o.Layout = e.Config.Socket, "g", max(o.Size, 1), layout
 	if o.Role == "" {
 		o.Role = client.Source
 	}

@@ -36,7 +36,8 @@ const (
 // request may be using them.
 //
 // Rooms of the old client keep their verdicts and its methods keep working as they do after a loss. When
-// Redial returns, the pages of all of them are reusable. Retrying a request that failed with engine_lost
+// Redial returns, the pages of all of them are reusable, except those that the group's list has not ended
+// yet (Options.GroupList): the new client's PollGroup and ApplyGroup know them. Retrying a request that failed with engine_lost
 // is the router's business: a new attempt, opened with the new client.
 //
 // An error leaves the old client as it was, so that Redial may be called again. So is the memory, except
@@ -80,6 +81,9 @@ func (c *Client) follow(ctx context.Context, regions []*Region, pools []Pool) (*
 	}
 	if err = await(ctx, c.fenced); err == nil {
 		err = n.announce(ctx, regions, pools)
+	}
+	if err == nil && c.group != nil {
+		c.group.follow(n)
 	}
 	if err != nil {
 		n.Close()

@@ -12,12 +12,17 @@ import (
 type Room struct {
 	c       *Client
 	id      int64
+	attempt int64
 	slot    int32
 	tag     uint64        // of the opener; the word is ours when it carries it
 	final   atomic.Uint32 // latched|status|residency once the page no longer speaks for the room
 	leaving atomic.Uint32 // latched|status of a room whose release was asked for
 	chunks  atomic.Int32
-	seen    uint16 // last delivered to Changes; under changes.mu
+	seen    uint16      // last delivered to Changes; under changes.mu
+	listed  Status      // last put on the group's list; this and the next two under groupList.mu
+	open    bool        // answered with a slot
+	applied bool        // the list has ended it
+	kept    atomic.Bool // pages are kept until the group's list has ended the room
 	changed broadcaster
 }
 
@@ -27,6 +32,9 @@ const (
 
 // ID returns the room's number.
 func (r *Room) ID() int64 { return r.id }
+
+// Attempt returns the attempt that it was opened with.
+func (r *Room) Attempt() int64 { return r.attempt }
 
 // Poll returns the room's status: one memory read, no system call, no lock. Before the engine has
 // written it for this opener it reads Bootstrapping. Terminal statuses never change. After the engine
@@ -89,7 +97,10 @@ func (r *Room) afterLoss(f uint32) uint8 {
 
 // install makes the room pollable; on the reader goroutine, when the open is answered.
 func (r *Room) install(a *answer) error {
-	if a.err() != nil {
+	if err := a.err(); err != nil {
+		if r.c.group != nil {
+			r.c.group.refused(r, err)
+		}
 		return nil
 	}
 	if a.Slot < 0 || int(a.Slot) >= len(r.c.rooms) {
@@ -98,6 +109,9 @@ func (r *Room) install(a *answer) error {
 	r.slot, r.tag = a.Slot, a.Opener&(1<<48-1)
 	r.c.rooms[r.slot].Store(r)
 	r.c.changes.add(r)
+	if r.c.group != nil {
+		r.c.group.opened(r)
+	}
 	return nil
 }
 
@@ -184,6 +198,9 @@ func (r *Room) Release(ctx context.Context) error {
 func (r *Room) StartRelease(ctx context.Context) (*Pending, error) { return r.startRelease(ctx) }
 
 func (r *Room) startRelease(ctx context.Context) (*Pending, error) {
+	if r.kept.Load() {
+		return nil, fmt.Errorf("room %d: %w: the group's list has not ended the room", r.id, ErrNotReusable)
+	}
 	if b := r.low(); Status(b & 7).Terminal() {
 		r.leaving.Store(uint32(b&7) | latched)
 	}
@@ -200,6 +217,9 @@ func (r *Room) forget() {
 	b := r.low()
 	r.final.CompareAndSwap(0, uint32(b&7)|uint32(Released)<<3|latched)
 	r.c.rooms[r.slot].CompareAndSwap(r, nil)
+	if r.c.group != nil {
+		r.c.group.released(r)
+	}
 	r.changed.broadcast()
 }
 
@@ -210,8 +230,12 @@ func (r *Room) released() bool {
 }
 
 // Reusable reports whether the pages may be used for something else. It differs from
-// Residency().Reusable() only after the engine is gone: then it looks for the proof.
+// Residency().Reusable() after the engine is gone, when it looks for the proof, and with
+// Options.GroupList: it is false until the list has ended the room.
 func (r *Room) Reusable() bool {
+	if r.kept.Load() {
+		return false
+	}
 	if r.Residency().Reusable() {
 		return true
 	}

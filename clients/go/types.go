@@ -112,6 +112,9 @@ type Options struct {
 	Slots  int  // rooms that can be open at once; default 1024, at most 65536
 	Notify bool // ask for an eventfd: Wait* sleep in the kernel instead of polling memory every millisecond
 	Window int  // requests that may be unanswered; default 1024
+	// GroupList makes the ranks of a group act by one list, rank 0's: PollGroup there, ApplyGroup on all.
+	// All ranks of a group or none.
+	GroupList bool
 	// How long the engine's beat may stand still, in this process's own running time: then it is
 	// Unresponsive (default 2 s), then lost (default 12 s, longer than the engines' clocks.peer_dead).
 	SuspectAfter, LostAfter time.Duration
