@@ -35,13 +35,14 @@ from .errors import (
     RequestTimeout,
     TerminusError,
 )
+from .group import GroupChange, GroupItem
 from .memory import Region, Staging, Tensor
 from .room import Failure, Part, Room
 from .status import KVPoll, Residency
 
 __all__ = [
     "BadDescriptor", "BadField", "BadFrame", "BadMemory", "BadState", "Client", "ConnectFailed", "Draining",
-    "EngineLost", "Failure", "KVPoll", "Layout", "LimitExceeded", "NoBackend", "NotReusable", "Part", "Pending",
-    "ProtocolError", "Refused", "Region", "RequestTimeout", "Residency", "Room", "Staging", "Tensor",
+    "EngineLost", "Failure", "GroupChange", "GroupItem", "KVPoll", "Layout", "LimitExceeded", "NoBackend",
+    "NotReusable", "Part", "Pending", "ProtocolError", "Refused", "Region", "RequestTimeout", "Residency", "Room", "Staging", "Tensor",
     "TerminusError",
 ]

@@ -15,6 +15,7 @@ from . import frames
 from .connection import Connection, Pending
 from .errors import (BadField, BadMemory, BadState, Draining, EngineLost, LimitExceeded, NoBackend, NotReusable,
                      ProtocolError, Refused, TerminusError)
+from .group import GroupChange, GroupItem, GroupList
 from .memory import Region, Staging, Tensor, proof_works
 from .room import Room, _Fixed, _NotYet
 from .status import COUNTER, KVPoll, Residency, StatusPage
@@ -45,13 +46,16 @@ class Client:
 
     def __init__(self, socket: str, group: str, role: str, rank: int = 0, size: int = 1,
                  layout: Union[Layout, Mapping[str, Any], None] = None, slots: int = 1024, notify: bool = True, *,
-                 timeout: float = 30.0, suspect_after: float = 2.0, lost_after: float = 12.0) -> None:
+                 timeout: float = 30.0, suspect_after: float = 2.0, lost_after: float = 12.0,
+                 group_list: bool = False) -> None:
         """Connects and says hello. role is "source" (prefill) or "destination" (decode); slots is how many rooms
         may be open at once; notify asks for an eventfd, which wait needs to be prompt. timeout bounds every
-        request; suspect_after and lost_after are seconds of our own running time without a beat."""
+        request; suspect_after and lost_after are seconds of our own running time without a beat. group_list makes
+        the ranks of a group act by one list, rank 0's: poll_group there, apply_group on all; all ranks or none."""
         if sys.byteorder != "little":
             raise BadState("the status page is little-endian and is read in place; this machine is not")
-        self._arguments = (socket, group, role, rank, size, layout, slots, notify, timeout, suspect_after, lost_after)
+        self._arguments = (socket, group, role, rank, size, layout, slots, notify, timeout, suspect_after, lost_after,
+                           group_list)
         hello: Dict[str, Any] = {"t": "hello", "v": 1, "group": group, "role": role, "rank": int(rank),
                                  "size": int(size), "slots": int(slots), "notify": bool(notify)}
         if layout is not None:
@@ -81,6 +85,7 @@ class Client:
         self._local = 0  # changes that the page's counter does not count
         self._proven = False
         self._closing = False
+        self._group: Optional[GroupList] = None  # where the group acts by a list
         self._fds: List[int] = []  # closed by close
         self._event = -1
         self._connection = Connection(socket, timeout)
@@ -93,6 +98,8 @@ class Client:
             self._connection.shut(EngineLost("the session never began"))
             self._close_fds()
             raise
+        if group_list:
+            self._group = GroupList(self, rank, role == "destination")
         self._thread = threading.Thread(target=self._run, name="terminus-client", daemon=True)
         self._thread.start()
 
@@ -246,11 +253,57 @@ class Client:
             reason = self.loss_reason if isinstance(error, EngineLost) else error.code
             opened._settle(KVPoll.Failed, reason, error.rule, error.message)
 
-        pending: Pending[None] = self._connection.submit(header, then=then, failed=failed, hold=not wait)
+        if self._group is not None:
+            self._group.opening(opened)
+        try:
+            pending: Pending[None] = self._connection.submit(header, then=then, failed=failed, hold=not wait)
+        except TerminusError as e:
+            if self._group is not None and isinstance(e, EngineLost):
+                failed(e)
+            elif self._group is not None:
+                self._group.unsent(opened)
+            raise
         opened._opening = pending
         if wait:
             pending.result(self.timeout)
         return opened
+
+    # The group.
+
+    def poll_group(self) -> List[GroupItem]:
+        """Rank 0: what all ranks of the group act on in this tick, rooms whose status is not what the last list
+        said. It must reach every rank, in order; each rank, rank 0 too, gives it to apply_group. One consumer at a
+        time. Without news it is a memory read; a room that failed is asked for its reason (one request that is not
+        waited for) and listed when that is here, or after two seconds without.
+
+        Ranks that each polled their own rooms would see a verdict in different ticks and run different batches.
+        The list also names rooms that this rank's engine refused to open, and all that had not ended when the
+        engine was lost."""
+        return self._listing().poll()
+
+    def apply_group(self, items: "Sequence[Sequence[Any]]") -> List[GroupChange]:
+        """Every rank: takes rank 0's list of this tick, as it came out of poll_group, and returns it with this
+        rank's rooms. That, and not poll or changes, is what the rank's scheduler acts on: the same on all ranks.
+        Where the two differ the list is right. Success holds although the own engine has not said so yet, or never
+        will (outcome_unknown, engine_lost): the judge counted every byte of every rank, so the pages are whole.
+        Failed holds although the own engine may have said Success.
+
+        The pages of a destination room are the room's until a list has ended it, whatever the own engine says:
+        before, `Room.reusable` is False and release raises NotReusable. After Success they are the request's; when
+        it needs them no more, and at once after Failed, wait_reusable and release as ever. An own engine that has
+        not ended the room by then does so by the same verdict, or by its clocks."""
+        return self._listing().apply(items)
+
+    def end_group(self) -> List[GroupChange]:
+        """A rank other than 0: rank 0 is gone and its list with it. Rooms that it has not ended are Failed
+        (outcome_unknown) for this rank, whatever their own status, and their pages follow the residency again.
+        Returns them, and is the only way to give such pages up."""
+        return self._listing().end()
+
+    def _listing(self) -> GroupList:
+        if self._group is None:
+            raise BadState("the client was opened with group_list=False")
+        return self._group
 
     def batch(self) -> ContextManager[None]:
         """Requests with wait=False made inside `with client.batch():` go out together at its end, by one system
@@ -312,7 +365,8 @@ class Client:
         not closed and all pools again, in their old order: pool numbers, and a `Staging`, stay valid. As with
         add_region the last 8 bytes of each region are used for a moment, so no request may be using them.
 
-        Rooms of this client keep their verdicts, and their pages are reusable. Retrying a request that failed with
+        Rooms of this client keep their verdicts, and their pages are reusable, except those that the group's list
+        has not ended yet: poll_group and apply_group of the new client know them. Retrying a request that failed with
         engine_lost is the router's business: a new attempt, opened with the new client.
 
         Raises BadState while the session lives and after close; NotReusable when somebody may still write to a
@@ -338,6 +392,9 @@ class Client:
                 if time.monotonic() + 0.5 > deadline:
                     raise
                 time.sleep(0.5)
+        if self._group is not None:
+            client._group = self._group
+            self._group.follow(client)
         self.close()
         return client
 
@@ -360,14 +417,15 @@ class Client:
 
     def _dial_again(self, deadline: float) -> "Client":
         """Dials until an engine takes the worker, or refuses it for good."""
-        socket, group, role, rank, size, layout, slots, notify, patience, suspect_after, lost_after = self._arguments
+        socket, group, role, rank, size, layout, slots, notify, patience, suspect_after, lost_after, listed = \
+            self._arguments
         pause = 0.02
         while True:
             left = deadline - time.monotonic()
             try:
                 client = Client(socket, group, role, rank, size, layout, slots, notify,
                                 timeout=max(min(patience, left), 0.01), suspect_after=suspect_after,
-                                lost_after=lost_after)
+                                lost_after=lost_after, group_list=listed)
                 client.timeout = client._connection.timeout = patience
                 return client
             except TerminusError as e:
@@ -419,6 +477,8 @@ class Client:
             room._bytes = self._page.map if seen else _NotYet(room)
             if seen:
                 self._look(slot, room)
+        if self._group is not None:
+            self._group.opened(room)
 
     def _look(self, slot: int, room: Room) -> None:
         """Forgets that a room was unseen once its word is there and the plane has caught up with it."""
@@ -432,6 +492,8 @@ class Client:
             for rooms in (self._rooms, self._fresh, self._unseen):
                 if rooms.get(room._slot) is room:
                     del rooms[room._slot]
+        if self._group is not None:
+            self._group.released(room)
 
     def _run(self) -> None:
         try:

@@ -76,8 +76,8 @@ class Room:
     `error` and raised by the next register or send. A request on a room that has ended does nothing and returns
     the reason; it returns None otherwise."""
 
-    __slots__ = ("_bytes", "_client", "_given", "_index", "_numbered", "_opening", "_slot", "_tag", "_unanswered",
-                 "_verdict", "attempt", "error", "id")
+    __slots__ = ("_applied", "_bytes", "_client", "_given", "_index", "_kept", "_leaving", "_listed", "_numbered",
+                 "_opening", "_slot", "_tag", "_unanswered", "_verdict", "attempt", "error", "id")
 
     def __init__(self, client: "Client", room: int, attempt: int) -> None:
         self._client = client
@@ -93,6 +93,11 @@ class Room:
         self._unanswered = 0  # such requests whose answer is not here: residency does not count them yet
         self._opening: Optional[Pending[None]] = None
         self._verdict: Optional[Failure] = None  # of an open that got no slot: refused, or ended before it came
+        # For the group's list, under its lock.
+        self._kept = False  # pages are kept until the list has ended the room
+        self._applied = False  # it has
+        self._listed = KVPoll.Bootstrapping  # what it said last
+        self._leaving = False  # a release was asked for
 
     def __repr__(self) -> str:
         return f"<Room {self.id} attempt {self.attempt} slot {self._slot} status {self.poll()}>"
@@ -110,8 +115,9 @@ class Room:
 
     @property
     def reusable(self) -> bool:
-        """Whether the pages may be used for something else (R4). Never implied by a terminal status."""
-        return self._unanswered == 0 and Residency.reusable(self.residency())
+        """Whether the pages may be used for something else (R4). Never implied by a terminal status. Where the group
+        acts by a list, False until that has ended the room."""
+        return self._unanswered == 0 and not self._kept and Residency.reusable(self.residency())
 
     @property
     def slot(self) -> int:
@@ -164,12 +170,15 @@ class Room:
         self._opened()
         if self._verdict is not None:
             return
+        if self._kept:
+            raise NotReusable("the group's list has not ended the room", rule="R4")
         with client._lock:
             live, status, residency = self._bytes, self.poll(), self.residency()
             if residency == Residency.RELEASED:
                 return
             if client.lost is None and KVPoll.terminal(status):
                 self._bytes = _Fixed(status, residency)  # the slot may be another room's before the answer is read
+                self._leaving = True
         if client.lost is not None:
             self._release_lost()
             return
@@ -181,6 +190,7 @@ class Room:
             with client._lock:
                 if isinstance(self._bytes, _Fixed):
                     self._bytes = live
+                self._leaving = False
             if not wait:
                 self._note(error)
 
@@ -246,6 +256,8 @@ class Room:
         """open got no slot: this is the room's end."""
         self._verdict = Failure(status, Residency.NONE, reason, doc, detail)
         self._bytes = _Fixed(status)
+        if self._client._group is not None:
+            self._client._group.opened(self)
 
     def _note(self, error: TerminusError) -> None:
         if self.error is None:

@@ -1,6 +1,7 @@
 """Puts the package on the path, and polls for conditions: this machine's clock proves nothing."""
 import os
 import sys
+import threading
 import time
 import unittest
 
@@ -12,6 +13,13 @@ if ROOT not in sys.path:
 def descriptors():
     """Open descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))
+
+
+def start(target):
+    """A thread that runs target."""
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    return thread
 
 
 class Case(unittest.TestCase):
