@@ -2,7 +2,6 @@ package node
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -129,8 +128,7 @@ func findClash(name string, parts []part) *clash {
 			return differ("size", first.Size, p.Size)
 		case p.Layout != first.Layout:
 			field, a, b := "layout", fmt.Sprintf("%+v", first.Layout), fmt.Sprintf("%+v", p.Layout)
-			var m *layout.Mismatch
-			if errors.As(layout.Compatible(layout.Cache(first.Layout), layout.Cache(p.Layout)), &m) {
+			if m := layout.Differ(layout.Cache(first.Layout), layout.Cache(p.Layout)); m != nil {
 				field, a, b = "layout."+m.Field, m.Source, m.Destination
 			}
 			return differ(field, a, b)
