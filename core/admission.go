@@ -117,6 +117,7 @@ func (m *Machine) admit() {
 			var h placeholder
 			if h, e.D = m.placeholderFor(r, true); !e.D.IsZero() {
 				m.setPeer(idx, r, h.peer)
+				m.setMap(r, m.towards(r, h.group))
 			}
 		}
 		m.step(idx, e)

@@ -214,12 +214,17 @@ func TestMappedBytes(t *testing.T) {
 				}
 			}
 		}
-		early := rapid.Bool().Draw(t, "sent before bind")
-		for r := range m.src.Ranks {
-			e.Open(e.P, r, core.Event{Room: 1})
-			if early {
-				send(r)
+		early, late := rapid.Bool().Draw(t, "sent before bind"), rapid.Bool().Draw(t, "source opens last")
+		open := func() {
+			for r := range m.src.Ranks {
+				e.Open(e.P, r, core.Event{Room: 1})
+				if early {
+					send(r)
+				}
 			}
+		}
+		if !late {
+			open()
 		}
 		for q := range m.dst.Ranks {
 			e.Open(e.D, q, core.Event{Room: 1})
@@ -239,6 +244,10 @@ func TestMappedBytes(t *testing.T) {
 			})
 		}
 		e.Settle()
+		if late { // it finds a placeholder, and Confirm brings the pages
+			open()
+			e.Settle()
+		}
 		for r := range m.src.Ranks {
 			if !early {
 				send(r)

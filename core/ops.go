@@ -181,8 +181,8 @@ func (m *Machine) chunkDone(r *room, k *rank, c *chunk, lm layout.Map) bool {
 	return pt == nil && why == statemachine.None
 }
 
-// carried is the bytes that a chunk takes to all destination ranks; to be sent in all phases. Before the
-// destination's pages are known it is what the chunk has.
+// carried is the bytes that a chunk takes to all destination ranks in all phases; before the destination's
+// layout is known, what the chunk has.
 func (m *Machine) carried(r *room, k *rank, c *chunk) int64 {
 	if r.layout == nil32 || c.state {
 		return int64(c.pages) * c.pageBytes
@@ -207,7 +207,7 @@ func (m *Machine) carried(r *room, k *rank, c *chunk) int64 {
 	return sum
 }
 
-// recount is for a source that has just learned of its destination's layout: what it holds is counted
+// recount is for a source that has just learned of its destination's pages: what it holds is counted
 // anew, and chunks that other ranks send are dropped.
 func (m *Machine) recount(r *room) {
 	if r.layout == nil32 {

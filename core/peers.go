@@ -591,7 +591,14 @@ func (m *Machine) takePages(idx int32, r *room, from PeerID, f *Frame) {
 		return
 	}
 	ranks := int32(r.size)
-	lm := m.towards(r, f.Group)
+	if f.Kind == FrameRegister { // Confirm does not name the group: the placeholder did
+		if g := m.groupOf(r, f.Group); g != nil && g.reason == statemachine.LayoutMismatch {
+			m.end(idx, g.reason, g.detail)
+			return
+		}
+		m.setMap(r, m.towards(r, f.Group))
+	}
+	lm := m.mapOf(r)
 	if !lm.IsZero() {
 		_, ranks = lm.Ranks()
 	}
@@ -618,7 +625,6 @@ func (m *Machine) takePages(idx int32, r *room, from PeerID, f *Frame) {
 			return
 		}
 	}
-	m.setMap(r, lm)
 	r.havePages = true
 	m.recount(r)
 }
@@ -626,12 +632,18 @@ func (m *Machine) takePages(idx int32, r *room, from PeerID, f *Frame) {
 // towards is how the pages of a source are mapped to those of a group at its peer; of a group that is not
 // known nothing else than equal layouts can be meant.
 func (m *Machine) towards(r *room, group string) layout.Map {
-	if id, ok := m.ids[group]; ok {
-		if g := m.groups[groupPair{r.group, id}]; g != nil && g.fits(statemachine.Source, int32(r.size)) {
-			return g.layout
-		}
+	if g := m.groupOf(r, group); g != nil && g.fits(statemachine.Source, int32(r.size)) {
+		return g.layout
 	}
 	return layout.Map{}
+}
+
+// groupOf is the group of that name that works with a room's group; nil when it is not known.
+func (m *Machine) groupOf(r *room, name string) *group {
+	if id, ok := m.ids[name]; ok {
+		return m.groups[groupPair{r.group, id}]
+	}
+	return nil
 }
 
 // takePart keeps one list; it says what is wrong with it, or nothing.

@@ -52,7 +52,6 @@ func (m *Machine) sendFrame(idx int32, r *room, s *statemachine.Send) {
 		f.ClockLog2 = r.clockLog2
 		if r.wantPages {
 			f.Backend, f.Epoch, f.Ranks = m.name(r.backend), r.epoch, m.pageLists(r)
-			f.Group = m.name(r.group)
 		}
 	case FrameRankEnd:
 		f.Sent = m.sent(r)

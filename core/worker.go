@@ -173,6 +173,7 @@ func (m *Machine) open(e *Event) {
 	r.counted = true
 	if !ev.D.IsZero() {
 		m.setPeer(idx, r, hold.peer)
+		m.setMap(r, m.towards(r, hold.group)) // Confirm will bring the pages and not the group
 	}
 	m.step(idx, ev)
 	m.record(r, RecOpen)
