@@ -304,7 +304,11 @@ func (c *Client) AddPool(ctx context.Context, p Pool) (int, error) {
 	c.poolMu.Lock() // pools are numbered in the order of their requests
 	defer c.poolMu.Unlock()
 	n := len(c.pools)
-	pd, err := c.start(ctx, map[string]any{"t": "pool_add", "pool": n, "pages": p.Pages, "tensors": ts}, nil, nil, nil)
+	header := map[string]any{"t": "pool_add", "pool": n, "pages": p.Pages, "tensors": ts}
+	if p.State {
+		header["kind"] = "state"
+	}
+	pd, err := c.start(ctx, header, nil, nil, nil)
 	if err != nil {
 		return 0, fmt.Errorf("pool %d: %w", n, err)
 	}

@@ -128,6 +128,9 @@ type Layout struct {
 	HeadDim    int    `json:"head_dim"`
 	PageTokens int    `json:"page_tokens"`
 	Kind       string `json:"kind"` // "mha" or "mla"
+	// Order of a tensor's page, "nhd" ([token][head][dim]) or "hnd". A pair of groups needs it when they differ in
+	// ranks or page sizes; empty: not said.
+	Order string `json:"order,omitempty"`
 }
 
 // Limits are the engine's, learnt at Dial.
@@ -143,7 +146,10 @@ type Limits struct {
 
 // Pool is tensors that share page ids.
 type Pool struct {
-	Pages   int
+	Pages int
+	// State: the pages hold no tokens but state of a fixed size per request (Mamba and the like). They go from
+	// rank r to rank r as they are, so both groups have equally many ranks.
+	State   bool
 	Tensors []Tensor
 }
 

@@ -186,7 +186,7 @@ func TestVectorSessions(t *testing.T) {
 	}
 }
 
-var vectorLayout = Layout{DType: "bfloat16", Layers: 2, KVHeads: 8, HeadDim: 128, PageTokens: 16, Kind: "mha"}
+var vectorLayout = Layout{DType: "bfloat16", Layers: 2, KVHeads: 8, HeadDim: 128, PageTokens: 16, Kind: "mha", Order: "nhd"}
 
 func setUp(ctx context.Context, t *testing.T, o Options) (*Client, int) {
 	t.Helper()
@@ -246,6 +246,11 @@ func destinationSession(ctx context.Context, t *testing.T, socket string) {
 	}
 	if err := r.Abort(ctx); err != nil {
 		t.Error(err)
+	}
+	state := c.pools[p]
+	state.State = true
+	if n, err := c.AddPool(ctx, state); err != nil || n != 1 {
+		t.Errorf("pool of state: %d, %v", n, err)
 	}
 }
 

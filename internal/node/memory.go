@@ -57,6 +57,7 @@ type localPool struct {
 	ordinal int32
 	pages   int32
 	layers  int32
+	state   bool
 	tensors []*contract.Tensor
 	shape   []layout.Tensor
 }
@@ -301,7 +302,7 @@ func (n *Node) addPool(s core.SessionID, p workerapi.Pool) error {
 		return errors.New("the session is closed")
 	}
 	n.nextID++
-	lp := &localPool{id: n.nextID, session: s, ordinal: p.Ordinal, pages: p.Pages}
+	lp := &localPool{id: n.nextID, session: s, ordinal: p.Ordinal, pages: p.Pages, state: p.State}
 	for i, t := range p.Tensors {
 		id, ok := w.regions[t.Region]
 		if !ok || !n.regions[id].proven || n.regions[id].done != nil {
@@ -321,8 +322,11 @@ func (n *Node) addPool(s core.SessionID, p workerapi.Pool) error {
 	if err := n.links.AnnouncePool(n.announcePool(w, lp)); err != nil {
 		return fmt.Errorf("the pool cannot be announced to peers: %w", err)
 	}
-	n.remotePool(selfPeer, &remotePool{id: lp.id, pages: lp.pages, layers: lp.layers, tensors: lp.tensors, shape: lp.shape})
-	n.events = append(n.events, core.Event{Kind: core.PoolUp, Session: s, Pool: lp.id, Ordinal: lp.ordinal, Pages: lp.pages, Layers: lp.layers, PageBytes: lp.pageBytes()})
+	n.remotePool(selfPeer, &remotePool{id: lp.id, group: w.Group, ordinal: lp.ordinal, pages: lp.pages, layers: lp.layers, state: lp.state, tensors: lp.tensors, shape: lp.shape})
+	n.events = append(n.events, core.Event{Kind: core.PoolUp, Session: s, Pool: lp.id, Ordinal: lp.ordinal, Pages: lp.pages, Layers: lp.layers, PageBytes: lp.pageBytes(), State: lp.state})
+	if lp.state {
+		n.pairGroups()
+	}
 	return nil
 }
 
@@ -331,7 +335,7 @@ func (p *localPool) add() *contract.HostEvent {
 }
 
 func (n *Node) announcePool(w *worker, p *localPool) peer.Pool {
-	a := peer.Pool{ID: p.id, Group: w.Group, Role: w.Role, Rank: w.Rank, Ordinal: p.ordinal, Pages: p.pages, Layers: p.layers}
+	a := peer.Pool{ID: p.id, Group: w.Group, Role: w.Role, Rank: w.Rank, Ordinal: p.ordinal, Pages: p.pages, Layers: p.layers, State: p.state}
 	for _, t := range p.tensors {
 		a.Tensors = append(a.Tensors, peer.Tensor{Region: t.Region, Offset: t.Offset, PageStride: t.PageStride, PageBytes: t.PageBytes, Layer: t.Layer})
 	}

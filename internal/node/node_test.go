@@ -44,6 +44,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "worker" {
 		workerMain(os.Args[2])
 	}
+	if len(os.Args) > 2 && os.Args[1] == "rank" {
+		rankMain(os.Args[2])
+	}
 	if len(os.Args) > 1 && os.Args[1] == "squatter" {
 		squatterMain()
 	}

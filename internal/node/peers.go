@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -45,8 +46,11 @@ type acceptKey struct {
 
 type remotePool struct {
 	id      uint64
+	group   string
+	ordinal int32
 	pages   int32
 	layers  int32
+	state   bool
 	tensors []*contract.Tensor
 	shape   []layout.Tensor
 }
@@ -161,12 +165,15 @@ func (n *Node) peerEvent(ev peer.Event) {
 			n.pairGroups()
 		}
 	case peer.PoolUp:
-		p := &remotePool{id: ev.Pool.ID, pages: ev.Pool.Pages, layers: ev.Pool.Layers}
+		p := &remotePool{id: ev.Pool.ID, group: ev.Pool.Group, ordinal: ev.Pool.Ordinal, pages: ev.Pool.Pages, layers: ev.Pool.Layers, state: ev.Pool.State}
 		for _, t := range ev.Pool.Tensors {
 			p.tensors = append(p.tensors, &contract.Tensor{Region: t.Region, Offset: t.Offset, PageStride: t.PageStride, PageBytes: t.PageBytes, Layer: t.Layer})
 			p.shape = append(p.shape, layout.Tensor{Layer: int32(t.Layer), PageBytes: int64(t.PageBytes)})
 		}
 		n.remotePool(id, p)
+		if p.state {
+			n.pairGroups()
+		}
 	case peer.PoolGone:
 		n.remotePoolGone(id, ev.Pool.ID)
 	case peer.EndpointUp:
@@ -199,7 +206,7 @@ func (n *Node) remotePool(id core.PeerID, p *remotePool) {
 	for _, t := range p.shape {
 		bytes += t.PageBytes
 	}
-	n.events = append(n.events, core.Event{Kind: core.PeerPool, Peer: id, Pool: p.id, Pages: p.pages, Layers: p.layers, PageBytes: bytes})
+	n.events = append(n.events, core.Event{Kind: core.PeerPool, Peer: id, Pool: p.id, Pages: p.pages, Layers: p.layers, PageBytes: bytes, State: p.state})
 }
 
 func (n *Node) remotePoolGone(id core.PeerID, pool uint64) {
@@ -288,7 +295,11 @@ func (n *Node) pair(own *group, theirs *part, p *pairing) {
 	// A backend that is down at the peer comes last: new rooms are placed on one that is up.
 	slices.SortStableFunc(ev.Backends, func(a, b string) int { return r.down(a) - r.down(b) })
 	var err error
-	if ev.Map, err = layout.New(src, dst); err != nil {
+	ev.Map, err = layout.New(src, dst)
+	if err == nil && src.Ranks != dst.Ranks {
+		err = n.stateTrouble(own, r, theirs.Name, src.Ranks, dst.Ranks)
+	}
+	if err != nil {
 		ev.Backends, ev.Reason, ev.Detail = nil, statemachine.LayoutMismatch, err.Error()
 		p.field = "layout"
 		if m, ok := err.(*layout.Mismatch); ok {
@@ -298,6 +309,26 @@ func (n *Node) pair(own *group, theirs *part, p *pairing) {
 	} else if len(ev.Backends) == 0 {
 		ev.Reason, ev.Detail = statemachine.BackendDown, "the two engines have no transfer backend in common"
 	}
+}
+
+// stateTrouble refuses a pair of groups of unequal size one of which has a pool of state: nothing says how its
+// bytes would be shared out.
+func (n *Node) stateTrouble(own *group, r *remote, theirs string, src, dst int32) error {
+	pool := int32(-1)
+	for _, side := range []struct {
+		of    *remote
+		group string
+	}{{n.remotes[n.cfg.Node], own.name}, {r, theirs}} {
+		for _, p := range side.of.pools {
+			if p.state && p.group == side.group && (pool < 0 || p.ordinal < pool) {
+				pool = p.ordinal
+			}
+		}
+	}
+	if pool < 0 {
+		return nil
+	}
+	return &layout.Mismatch{Field: "ranks", Source: fmt.Sprint(src), Destination: fmt.Sprintf("%d, and pool %d is of kind state, which goes from rank r to rank r", dst, pool)}
 }
 
 // refusalKey is a pair of groups that a peer has been told cannot work together.

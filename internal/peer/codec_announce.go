@@ -30,8 +30,12 @@ const (
 // Fingerprint is SHA-256 over the fields of the layout in a fixed text form. Both sides compute it:
 // an announced one that differs from its own fields is refused.
 func (l Layout) Fingerprint() [32]byte {
-	return sha256.Sum256(fmt.Appendf(nil, "terminus layout 1\ndtype=%q\nlayers=%d\nkv_heads=%d\nhead_dim=%d\npage_tokens=%d\nkind=%q\n",
-		l.DType, l.Layers, l.KVHeads, l.HeadDim, l.PageTokens, l.Kind))
+	text := fmt.Appendf(nil, "terminus layout 1\ndtype=%q\nlayers=%d\nkv_heads=%d\nhead_dim=%d\npage_tokens=%d\nkind=%q\n",
+		l.DType, l.Layers, l.KVHeads, l.HeadDim, l.PageTokens, l.Kind)
+	if l.Order != "" {
+		text = fmt.Appendf(text, "order=%q\n", l.Order)
+	}
+	return sha256.Sum256(text)
 }
 
 // PairToken is the token of a peer engine for one endpoint: HMAC-SHA256 of (incarnation, node) under
@@ -50,7 +54,7 @@ func encodeGroup(g Group) (*wire.Frame, error) {
 		Name: g.Name, Role: wire.Role(g.Role), Size: uint32(g.Size), Fingerprint: fp[:],
 		Layout: &wire.Layout{
 			Dtype: g.Layout.DType, Layers: uint32(g.Layout.Layers), KvHeads: uint32(g.Layout.KVHeads),
-			HeadDim: uint32(g.Layout.HeadDim), PageTokens: uint32(g.Layout.PageTokens), Kind: g.Layout.Kind,
+			HeadDim: uint32(g.Layout.HeadDim), PageTokens: uint32(g.Layout.PageTokens), Kind: g.Layout.Kind, Order: g.Layout.Order,
 		},
 	}
 	for _, r := range g.Ranks {
@@ -90,12 +94,14 @@ func decodeGroup(w *wire.Group) (Group, error) {
 			return g, bad("group.layout", "%d is above 2^31-1", n)
 		}
 	}
-	if err := errors.Join(checkOptional("group.layout.dtype", l.GetDtype()), checkOptional("group.layout.kind", l.GetKind())); err != nil {
-		return g, err
+	for _, f := range []struct{ name, text string }{{"dtype", l.GetDtype()}, {"kind", l.GetKind()}, {"order", l.GetOrder()}} {
+		if err := checkOptional("group.layout."+f.name, f.text); err != nil {
+			return g, err
+		}
 	}
 	g.Layout = Layout{
 		DType: l.GetDtype(), Layers: int32(l.GetLayers()), KVHeads: int32(l.GetKvHeads()),
-		HeadDim: int32(l.GetHeadDim()), PageTokens: int32(l.GetPageTokens()), Kind: l.GetKind(),
+		HeadDim: int32(l.GetHeadDim()), PageTokens: int32(l.GetPageTokens()), Kind: l.GetKind(), Order: l.GetOrder(),
 	}
 	if fp := g.Layout.Fingerprint(); !bytes.Equal(fp[:], w.GetFingerprint()) {
 		return g, bad("group.fingerprint", "%x is not that of the announced layout", w.GetFingerprint())
@@ -107,6 +113,9 @@ func encodePool(p Pool) (*wire.Frame, error) {
 	w := &wire.Pool{
 		Pool: p.ID, Group: p.Group, Role: wire.Role(p.Role), Rank: uint32(p.Rank), Ordinal: uint32(p.Ordinal),
 		Pages: uint32(p.Pages), Layers: uint32(p.Layers),
+	}
+	if p.State {
+		w.Kind = wire.PoolKind_POOL_KIND_STATE
 	}
 	for _, t := range p.Tensors {
 		w.Tensors = append(w.Tensors, &wire.Tensor{
@@ -139,6 +148,13 @@ func decodePool(w *wire.Pool) (Pool, error) {
 	}
 	if n := len(w.GetTensors()); n == 0 || n > maxTensors {
 		return p, bad("pool.tensors", "%d: want 1 to %d", n, maxTensors)
+	}
+	switch w.GetKind() {
+	case wire.PoolKind_POOL_KIND_UNSPECIFIED:
+	case wire.PoolKind_POOL_KIND_STATE:
+		p.State = true
+	default:
+		return p, bad("pool.kind", "%d is not known", w.GetKind())
 	}
 	p.Rank, p.Ordinal, p.Pages, p.Layers = int32(w.GetRank()), int32(w.GetOrdinal()), int32(w.GetPages()), int32(w.GetLayers())
 	for i, t := range w.GetTensors() {

@@ -38,6 +38,14 @@ func goldenFrames(t *testing.T) map[string]*wire.Frame {
 	if out["pool"], err = encodePool(testPool()); err != nil {
 		t.Fatal(err)
 	}
+	ordered, state := testGroup(), testPool()
+	ordered.Layout.Order, state.State = "hnd", true
+	if out["group_order"], err = encodeGroup(ordered); err != nil {
+		t.Fatal(err)
+	}
+	if out["pool_state"], err = encodePool(state); err != nil {
+		t.Fatal(err)
+	}
 	for name, f := range roomFrames() {
 		if out["room_"+name], err = encodeRoom(f); err != nil {
 			t.Fatal(err)

@@ -141,6 +141,7 @@ type Pool struct {
 	Ordinal int32
 	Pages   int32
 	Layers  int32
+	State   bool // not pages of tokens but state of a fixed size per request
 	Tensors []Tensor
 }
 

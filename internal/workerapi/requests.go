@@ -88,6 +88,8 @@ func (ss *session) checkHello(h *header, m *message) *Error {
 		return bad(BadField, "layout.head_dim", RuleFields, "head_dim is %d; at least 1 is wanted", l.HeadDim)
 	case l.PageTokens < 1:
 		return bad(BadField, "layout.page_tokens", RuleFields, "page_tokens is %d; at least 1 is wanted", l.PageTokens)
+	case l.Order != "" && l.Order != layout.NHD && l.Order != layout.HND:
+		return bad(BadField, "layout.order", RuleFields, "order is %q; nhd, hnd or none is wanted", clip(l.Order))
 	case l.Kind != "mha" && l.Kind != "mla":
 		return bad(BadField, "layout.kind", RuleFields, "kind is %q; mha or mla is wanted", clip(l.Kind))
 	}
@@ -154,6 +156,8 @@ func (ss *session) poolAdd(h *header, m *message) *Error {
 	switch {
 	case h.Pages < 1 || h.Pages > math.MaxInt32:
 		return bad(BadField, "pages", RulePools, "pages is %s; 1 to 2^31-1 are possible", show(h.Pages))
+	case h.Kind != "" && h.Kind != "kv" && h.Kind != "state":
+		return bad(BadField, "kind", RulePools, "kind is %q; kv or state is wanted", clip(h.Kind))
 	case len(h.Tensors) == 0:
 		return bad(BadField, "tensors", RulePools, "a pool needs at least one tensor")
 	}
@@ -188,7 +192,7 @@ func (ss *session) poolAdd(h *header, m *message) *Error {
 	ss.mu.Unlock()
 
 	seq := h.Seq
-	ss.srv.cfg.Node.AddPool(ss.id, Pool{Ordinal: int32(n), Pages: p.pages, Tensors: ts}, func(err error) {
+	ss.srv.cfg.Node.AddPool(ss.id, Pool{Ordinal: int32(n), Pages: p.pages, State: h.Kind == "state", Tensors: ts}, func(err error) {
 		ss.settle(seq, err, func() {
 			p.ready = err == nil
 			if last := len(ss.pools) - 1; err != nil && last >= 0 && ss.pools[last] == p {

@@ -191,6 +191,7 @@ func TestBadPools(t *testing.T) {
 		"number skipped":     pool(2, 8, ten(1, 0, 4096, 4096, 0)),
 		"no pages":           pool(1, 0, ten(1, 0, 4096, 4096, 0)),
 		"no tensors":         pool(1, 8, ""),
+		"unknown kind":       strings.Replace(pool(1, 8, ten(1, 0, 4096, 4096, 0)), `"pages"`, `"kind":"swa","pages"`, 1),
 		"unknown region":     pool(1, 8, ten(2, 0, 4096, 4096, 0)),
 		"outside":            pool(1, 17, ten(1, 0, 4096, 4096, 0)),
 		"outside by offset":  pool(1, 8, ten(1, 32769, 4096, 4096, 0)),

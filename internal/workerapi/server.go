@@ -117,6 +117,7 @@ type Region struct {
 type Pool struct {
 	Ordinal int32
 	Pages   int32
+	State   bool // not pages of tokens but state of a fixed size per request
 	Tensors []Tensor
 }
 

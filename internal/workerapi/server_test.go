@@ -68,6 +68,7 @@ func TestAdmission(t *testing.T) {
 		"rank":          {`{"t":"hello","v":1,"group":"g","role":"source","rank":1,"size":1,` + layoutJSON + `}`, "rank"},
 		"slots":         {`{"t":"hello","v":1,"group":"g","role":"source","rank":0,"size":1,"slots":65537,` + layoutJSON + `}`, "slots"},
 		"layout":        {`{"t":"hello","v":1,"group":"g","role":"source","rank":0,"size":1}`, "layout"},
+		"order":         {`{"t":"hello","v":1,"group":"g","role":"source","rank":0,"size":1,` + strings.Replace(layoutJSON, `"kind"`, `"order":"ndh","kind"`, 1) + `}`, "layout.order"},
 	} {
 		if a := w.ask(c.h, nil); a.T != "error" || a.Field != c.field {
 			t.Errorf("%s: %+v", name, a)

@@ -81,7 +81,7 @@ func rawFrame(h, p []byte) []byte {
 func buildVectors() vectors {
 	const (
 		limits = `"limits":{"header_bytes":65536,"payload_bytes":8388608,"aux_bytes":1048576,"inflight":4096,"regions":64,"pools":16,"region_bytes":0}`
-		layout = `"layout":{"dtype":"bfloat16","layers":2,"kv_heads":8,"head_dim":128,"page_tokens":16,"kind":"mha"}`
+		layout = `"layout":{"dtype":"bfloat16","layers":2,"kv_heads":8,"head_dim":128,"page_tokens":16,"kind":"mha","order":"nhd"}`
 		tensor = `"tensors":[{"region":1,"offset":0,"page_stride":4096,"page_bytes":4096,"layer":0},{"region":1,"offset":32768,"page_stride":4096,"page_bytes":4096,"layer":1}]`
 	)
 	aux := []byte("first token 42\x00\xff")
@@ -123,6 +123,8 @@ func buildVectors() vectors {
 				vec(`{"t":"ok","seq":6,"aux":16}`, nil, aux, 0)),
 			x("abort of an ended room", vec(`{"t":"abort","seq":7,"slot":5,"room":7}`, nil, nil, 0),
 				vec(`{"t":"ok","seq":7,"ended":true,"reason":"success"}`, nil, nil, 0)),
+			x("pool_add of state", vec(`{"t":"pool_add","seq":8,"pool":1,"pages":8,"kind":"state",`+tensor+`}`, nil, nil, 0),
+				vec(`{"t":"ok","seq":8}`, nil, nil, 0)),
 		},
 		Answers: []vector{
 			vec(`{"t":"ok","seq":4,"ended":true,"reason":"peer_aborted"}`, nil, nil, 0),

@@ -57,6 +57,7 @@ type header struct {
 
 	Pool    int64          `json:"pool"`
 	Pages   int64          `json:"pages"`
+	Kind    string         `json:"kind"`
 	Tensors []tensorHeader `json:"tensors"`
 
 	Slot      int64        `json:"slot"`

@@ -35,6 +35,9 @@ class Layout:
     head_dim: int
     page_tokens: int
     kind: str = "mha"
+    order: str = ""
+    """Of a tensor's page, "nhd" ([token][head][dim]) or "hnd". A pair of groups needs it when they differ in ranks
+    or page sizes; empty: not said."""
 
 
 class Client:
@@ -60,6 +63,8 @@ class Client:
                                  "size": int(size), "slots": int(slots), "notify": bool(notify)}
         if layout is not None:
             hello["layout"] = asdict(layout) if isinstance(layout, Layout) else dict(layout)
+            if hello["layout"].get("order") == "":  # not said
+                del hello["layout"]["order"]
         self.timeout = timeout
         self.lost: Optional[str] = None
         """Why the session is over; None while it is not."""
@@ -80,7 +85,7 @@ class Client:
         self._fresh: Dict[int, Room] = {}  # of these, to be reported by the next changes
         self._regions: List[Region] = []
         self._ready: List[Region] = []  # of these, which the engine took
-        self._pools: "List[tuple[int, List[Tensor]]]" = []  # by number
+        self._pools: "List[tuple[int, List[Tensor], bool]]" = []  # by number
         self._memory_lock = threading.Lock()  # numbers of regions and pools go up in the order sent
         self._local = 0  # changes that the page's counter does not count
         self._proven = False
@@ -191,8 +196,11 @@ class Client:
         if not pending.result(timeout):
             raise BadMemory("the engine's write is not seen through this mapping", field="canary")
 
-    def add_pool(self, pages: int, tensors: Sequence[Tensor], timeout: float = _REGION_TIMEOUT) -> int:
-        """Declares a pool of pages over tensors that share page ids, and returns its number."""
+    def add_pool(self, pages: int, tensors: Sequence[Tensor], timeout: float = _REGION_TIMEOUT, *,
+                 state: bool = False) -> int:
+        """Declares a pool of pages over tensors that share page ids, and returns its number. The pages of a pool
+        of state hold no tokens but what has a fixed size per request (Mamba and the like): they go from rank r to
+        rank r as they are, so both groups have equally many ranks."""
         for i, tensor in enumerate(tensors):
             if tensor.region._owner is not self:
                 raise BadField(f"tensor {i}: its region is not one of this client", field="region")
@@ -204,10 +212,13 @@ class Client:
 
         with self._memory_lock:
             number = len(self._pools)
-            self._pools.append((pages, list(tensors)))
+            self._pools.append((pages, list(tensors), state))
+            header = {"t": "pool_add", "pool": number, "pages": int(pages), "tensors": listed}
+            if state:
+                header["kind"] = "state"
             try:
                 pending: Pending[None] = self._connection.submit(
-                    frames.fields({"t": "pool_add", "pool": number, "pages": int(pages), "tensors": listed}),
+                    frames.fields(header),
                     then=lambda *_: None, failed=failed)
             except TerminusError as e:
                 failed(e)
@@ -406,8 +417,8 @@ class Client:
                         NotReusable("somebody may still write to the regions", field="region", rule="R4"))
             for region in regions:
                 client.add_region(region, max(deadline - time.monotonic(), 0.0))
-            for pages, tensors in self._pools:
-                client.add_pool(pages, tensors, max(deadline - time.monotonic(), 0.0))
+            for pages, tensors, state in self._pools:
+                client.add_pool(pages, tensors, max(deadline - time.monotonic(), 0.0), state=state)
         except BaseException:
             client.close()
             for region in regions:

@@ -17,7 +17,7 @@ from terminus_client.errors import from_answer
 from terminus_client.status import SEALS, StatusPage
 
 VECTORS = os.path.join(support.ROOT, "..", "..", "docs", "worker-api-vectors.json")
-LAYOUT = Layout("bfloat16", 2, 8, 128, 16)
+LAYOUT = Layout("bfloat16", 2, 8, 128, 16, order="nhd")
 
 
 def load():
@@ -100,6 +100,7 @@ class Vectors(support.Case):
             self.assertIsNone(room.register([(0, array.array("i", [3, 0, 1, 2]), 1)]))
             self.assertEqual(room.aux(), bytes.fromhex(self.vectors["destination_session"][5]["answer"]["aux"]))
             self.assertEqual(room.abort(), "success")
+            self.assertEqual(c.add_pool(8, c._pools[0][1], state=True), 1)
         self.assertEqual(self.wrong, [])
 
     def test_every_frame_is_read(self):

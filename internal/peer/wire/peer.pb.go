@@ -155,6 +155,52 @@ func (Role) EnumDescriptor() ([]byte, []int) {
 	return file_internal_peer_wire_peer_proto_rawDescGZIP(), []int{1}
 }
 
+type PoolKind int32
+
+const (
+	PoolKind_POOL_KIND_UNSPECIFIED PoolKind = 0 // pages of tokens
+	PoolKind_POOL_KIND_STATE       PoolKind = 1 // state of a fixed size per request
+)
+
+// Enum value maps for PoolKind.
+var (
+	PoolKind_name = map[int32]string{
+		0: "POOL_KIND_UNSPECIFIED",
+		1: "POOL_KIND_STATE",
+	}
+	PoolKind_value = map[string]int32{
+		"POOL_KIND_UNSPECIFIED": 0,
+		"POOL_KIND_STATE":       1,
+	}
+)
+
+func (x PoolKind) Enum() *PoolKind {
+	p := new(PoolKind)
+	*p = x
+	return p
+}
+
+func (x PoolKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PoolKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_internal_peer_wire_peer_proto_enumTypes[2].Descriptor()
+}
+
+func (PoolKind) Type() protoreflect.EnumType {
+	return &file_internal_peer_wire_peer_proto_enumTypes[2]
+}
+
+func (x PoolKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PoolKind.Descriptor instead.
+func (PoolKind) EnumDescriptor() ([]byte, []int) {
+	return file_internal_peer_wire_peer_proto_rawDescGZIP(), []int{2}
+}
+
 type Outcome int32
 
 const (
@@ -191,11 +237,11 @@ func (x Outcome) String() string {
 }
 
 func (Outcome) Descriptor() protoreflect.EnumDescriptor {
-	return file_internal_peer_wire_peer_proto_enumTypes[2].Descriptor()
+	return file_internal_peer_wire_peer_proto_enumTypes[3].Descriptor()
 }
 
 func (Outcome) Type() protoreflect.EnumType {
-	return &file_internal_peer_wire_peer_proto_enumTypes[2]
+	return &file_internal_peer_wire_peer_proto_enumTypes[3]
 }
 
 func (x Outcome) Number() protoreflect.EnumNumber {
@@ -204,7 +250,7 @@ func (x Outcome) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Outcome.Descriptor instead.
 func (Outcome) EnumDescriptor() ([]byte, []int) {
-	return file_internal_peer_wire_peer_proto_rawDescGZIP(), []int{2}
+	return file_internal_peer_wire_peer_proto_rawDescGZIP(), []int{3}
 }
 
 // Batch is what a sender had to send when it looked: at least one frame, at most 8 MiB encoded.
@@ -775,6 +821,7 @@ type Layout struct {
 	HeadDim       uint32                 `protobuf:"varint,4,opt,name=head_dim,json=headDim,proto3" json:"head_dim,omitempty"`
 	PageTokens    uint32                 `protobuf:"varint,5,opt,name=page_tokens,json=pageTokens,proto3" json:"page_tokens,omitempty"`
 	Kind          string                 `protobuf:"bytes,6,opt,name=kind,proto3" json:"kind,omitempty"`
+	Order         string                 `protobuf:"bytes,7,opt,name=order,proto3" json:"order,omitempty"` // of a tensor's page; empty: not said
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -851,6 +898,13 @@ func (x *Layout) GetKind() string {
 	return ""
 }
 
+func (x *Layout) GetOrder() string {
+	if x != nil {
+		return x.Order
+	}
+	return ""
+}
+
 // Group announces the ranks of a group that are on the sender, new or changed.
 type Group struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -860,7 +914,7 @@ type Group struct {
 	Ranks  []uint32               `protobuf:"varint,4,rep,packed,name=ranks,proto3" json:"ranks,omitempty"` // ascending, each below size
 	Layout *Layout                `protobuf:"bytes,5,opt,name=layout,proto3" json:"layout,omitempty"`
 	// SHA-256 of the layout as text: the line "terminus layout 1", then one line a field in this order,
-	// name=value, strings in double quotes.
+	// name=value, strings in double quotes; order only when it is said.
 	Fingerprint   []byte `protobuf:"bytes,6,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1077,6 +1131,7 @@ type Pool struct {
 	Pages         uint32                 `protobuf:"varint,6,opt,name=pages,proto3" json:"pages,omitempty"`
 	Layers        uint32                 `protobuf:"varint,7,opt,name=layers,proto3" json:"layers,omitempty"`
 	Tensors       []*Tensor              `protobuf:"bytes,8,rep,name=tensors,proto3" json:"tensors,omitempty"`
+	Kind          PoolKind               `protobuf:"varint,9,opt,name=kind,proto3,enum=terminus.peer.v1.PoolKind" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1165,6 +1220,13 @@ func (x *Pool) GetTensors() []*Tensor {
 		return x.Tensors
 	}
 	return nil
+}
+
+func (x *Pool) GetKind() PoolKind {
+	if x != nil {
+		return x.Kind
+	}
+	return PoolKind_POOL_KIND_UNSPECIFIED
 }
 
 type PoolGone struct {
@@ -2776,7 +2838,7 @@ const file_internal_peer_wire_peer_proto_rawDesc = "" +
 	"\n" +
 	"peer_group\x18\x04 \x01(\tR\tpeerGroup\x12\x16\n" +
 	"\x06detail\x18\x05 \x01(\tR\x06detail\"\x06\n" +
-	"\x04Beat\"\xa1\x01\n" +
+	"\x04Beat\"\xb7\x01\n" +
 	"\x06Layout\x12\x14\n" +
 	"\x05dtype\x18\x01 \x01(\tR\x05dtype\x12\x16\n" +
 	"\x06layers\x18\x02 \x01(\rR\x06layers\x12\x19\n" +
@@ -2784,7 +2846,8 @@ const file_internal_peer_wire_peer_proto_rawDesc = "" +
 	"\bhead_dim\x18\x04 \x01(\rR\aheadDim\x12\x1f\n" +
 	"\vpage_tokens\x18\x05 \x01(\rR\n" +
 	"pageTokens\x12\x12\n" +
-	"\x04kind\x18\x06 \x01(\tR\x04kind\"\xc5\x01\n" +
+	"\x04kind\x18\x06 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05order\x18\a \x01(\tR\x05order\"\xc5\x01\n" +
 	"\x05Group\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12*\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x16.terminus.peer.v1.RoleR\x04role\x12\x12\n" +
@@ -2802,7 +2865,7 @@ const file_internal_peer_wire_peer_proto_rawDesc = "" +
 	"pageStride\x12\x1d\n" +
 	"\n" +
 	"page_bytes\x18\x04 \x01(\x04R\tpageBytes\x12\x14\n" +
-	"\x05layer\x18\x05 \x01(\rR\x05layer\"\xec\x01\n" +
+	"\x05layer\x18\x05 \x01(\rR\x05layer\"\x9c\x02\n" +
 	"\x04Pool\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\x04R\x04pool\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12*\n" +
@@ -2811,7 +2874,8 @@ const file_internal_peer_wire_peer_proto_rawDesc = "" +
 	"\aordinal\x18\x05 \x01(\rR\aordinal\x12\x14\n" +
 	"\x05pages\x18\x06 \x01(\rR\x05pages\x12\x16\n" +
 	"\x06layers\x18\a \x01(\rR\x06layers\x122\n" +
-	"\atensors\x18\b \x03(\v2\x18.terminus.peer.v1.TensorR\atensors\"\x1e\n" +
+	"\atensors\x18\b \x03(\v2\x18.terminus.peer.v1.TensorR\atensors\x12.\n" +
+	"\x04kind\x18\t \x01(\x0e2\x1a.terminus.peer.v1.PoolKindR\x04kind\"\x1e\n" +
 	"\bPoolGone\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\x04R\x04pool\"n\n" +
 	"\bEnvelope\x12 \n" +
@@ -2930,7 +2994,10 @@ const file_internal_peer_wire_peer_proto_rawDesc = "" +
 	"\x04Role\x12\x14\n" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vROLE_SOURCE\x10\x01\x12\x14\n" +
-	"\x10ROLE_DESTINATION\x10\x02*`\n" +
+	"\x10ROLE_DESTINATION\x10\x02*:\n" +
+	"\bPoolKind\x12\x19\n" +
+	"\x15POOL_KIND_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fPOOL_KIND_STATE\x10\x01*`\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fOUTCOME_SUCCESS\x10\x01\x12\x12\n" +
@@ -2951,101 +3018,103 @@ func file_internal_peer_wire_peer_proto_rawDescGZIP() []byte {
 	return file_internal_peer_wire_peer_proto_rawDescData
 }
 
-var file_internal_peer_wire_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_internal_peer_wire_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
 var file_internal_peer_wire_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_internal_peer_wire_peer_proto_goTypes = []any{
 	(RefusalCode)(0),     // 0: terminus.peer.v1.RefusalCode
 	(Role)(0),            // 1: terminus.peer.v1.Role
-	(Outcome)(0),         // 2: terminus.peer.v1.Outcome
-	(*Batch)(nil),        // 3: terminus.peer.v1.Batch
-	(*Frame)(nil),        // 4: terminus.peer.v1.Frame
-	(*Hello)(nil),        // 5: terminus.peer.v1.Hello
-	(*Backend)(nil),      // 6: terminus.peer.v1.Backend
-	(*Refused)(nil),      // 7: terminus.peer.v1.Refused
-	(*Beat)(nil),         // 8: terminus.peer.v1.Beat
-	(*Layout)(nil),       // 9: terminus.peer.v1.Layout
-	(*Group)(nil),        // 10: terminus.peer.v1.Group
-	(*GroupGone)(nil),    // 11: terminus.peer.v1.GroupGone
-	(*Tensor)(nil),       // 12: terminus.peer.v1.Tensor
-	(*Pool)(nil),         // 13: terminus.peer.v1.Pool
-	(*PoolGone)(nil),     // 14: terminus.peer.v1.PoolGone
-	(*Envelope)(nil),     // 15: terminus.peer.v1.Envelope
-	(*Endpoint)(nil),     // 16: terminus.peer.v1.Endpoint
-	(*Lost)(nil),         // 17: terminus.peer.v1.Lost
-	(*Draining)(nil),     // 18: terminus.peer.v1.Draining
-	(*Announced)(nil),    // 19: terminus.peer.v1.Announced
-	(*Opener)(nil),       // 20: terminus.peer.v1.Opener
-	(*Runs)(nil),         // 21: terminus.peer.v1.Runs
-	(*PartPages)(nil),    // 22: terminus.peer.v1.PartPages
-	(*RankPages)(nil),    // 23: terminus.peer.v1.RankPages
-	(*PartSent)(nil),     // 24: terminus.peer.v1.PartSent
-	(*RankSent)(nil),     // 25: terminus.peer.v1.RankSent
-	(*Room)(nil),         // 26: terminus.peer.v1.Room
-	(*Queued)(nil),       // 27: terminus.peer.v1.Queued
-	(*Register)(nil),     // 28: terminus.peer.v1.Register
-	(*Bound)(nil),        // 29: terminus.peer.v1.Bound
-	(*Confirm)(nil),      // 30: terminus.peer.v1.Confirm
-	(*Progress)(nil),     // 31: terminus.peer.v1.Progress
-	(*RankEnd)(nil),      // 32: terminus.peer.v1.RankEnd
-	(*Verdict)(nil),      // 33: terminus.peer.v1.Verdict
-	(*Abort)(nil),        // 34: terminus.peer.v1.Abort
-	(*Drained)(nil),      // 35: terminus.peer.v1.Drained
-	(*Ready)(nil),        // 36: terminus.peer.v1.Ready
-	(*GroupVerdict)(nil), // 37: terminus.peer.v1.GroupVerdict
-	(*GroupAbort)(nil),   // 38: terminus.peer.v1.GroupAbort
+	(PoolKind)(0),        // 2: terminus.peer.v1.PoolKind
+	(Outcome)(0),         // 3: terminus.peer.v1.Outcome
+	(*Batch)(nil),        // 4: terminus.peer.v1.Batch
+	(*Frame)(nil),        // 5: terminus.peer.v1.Frame
+	(*Hello)(nil),        // 6: terminus.peer.v1.Hello
+	(*Backend)(nil),      // 7: terminus.peer.v1.Backend
+	(*Refused)(nil),      // 8: terminus.peer.v1.Refused
+	(*Beat)(nil),         // 9: terminus.peer.v1.Beat
+	(*Layout)(nil),       // 10: terminus.peer.v1.Layout
+	(*Group)(nil),        // 11: terminus.peer.v1.Group
+	(*GroupGone)(nil),    // 12: terminus.peer.v1.GroupGone
+	(*Tensor)(nil),       // 13: terminus.peer.v1.Tensor
+	(*Pool)(nil),         // 14: terminus.peer.v1.Pool
+	(*PoolGone)(nil),     // 15: terminus.peer.v1.PoolGone
+	(*Envelope)(nil),     // 16: terminus.peer.v1.Envelope
+	(*Endpoint)(nil),     // 17: terminus.peer.v1.Endpoint
+	(*Lost)(nil),         // 18: terminus.peer.v1.Lost
+	(*Draining)(nil),     // 19: terminus.peer.v1.Draining
+	(*Announced)(nil),    // 20: terminus.peer.v1.Announced
+	(*Opener)(nil),       // 21: terminus.peer.v1.Opener
+	(*Runs)(nil),         // 22: terminus.peer.v1.Runs
+	(*PartPages)(nil),    // 23: terminus.peer.v1.PartPages
+	(*RankPages)(nil),    // 24: terminus.peer.v1.RankPages
+	(*PartSent)(nil),     // 25: terminus.peer.v1.PartSent
+	(*RankSent)(nil),     // 26: terminus.peer.v1.RankSent
+	(*Room)(nil),         // 27: terminus.peer.v1.Room
+	(*Queued)(nil),       // 28: terminus.peer.v1.Queued
+	(*Register)(nil),     // 29: terminus.peer.v1.Register
+	(*Bound)(nil),        // 30: terminus.peer.v1.Bound
+	(*Confirm)(nil),      // 31: terminus.peer.v1.Confirm
+	(*Progress)(nil),     // 32: terminus.peer.v1.Progress
+	(*RankEnd)(nil),      // 33: terminus.peer.v1.RankEnd
+	(*Verdict)(nil),      // 34: terminus.peer.v1.Verdict
+	(*Abort)(nil),        // 35: terminus.peer.v1.Abort
+	(*Drained)(nil),      // 36: terminus.peer.v1.Drained
+	(*Ready)(nil),        // 37: terminus.peer.v1.Ready
+	(*GroupVerdict)(nil), // 38: terminus.peer.v1.GroupVerdict
+	(*GroupAbort)(nil),   // 39: terminus.peer.v1.GroupAbort
 }
 var file_internal_peer_wire_peer_proto_depIdxs = []int32{
-	4,  // 0: terminus.peer.v1.Batch.frames:type_name -> terminus.peer.v1.Frame
-	5,  // 1: terminus.peer.v1.Frame.hello:type_name -> terminus.peer.v1.Hello
-	7,  // 2: terminus.peer.v1.Frame.refused:type_name -> terminus.peer.v1.Refused
-	8,  // 3: terminus.peer.v1.Frame.beat:type_name -> terminus.peer.v1.Beat
-	10, // 4: terminus.peer.v1.Frame.group:type_name -> terminus.peer.v1.Group
-	11, // 5: terminus.peer.v1.Frame.group_gone:type_name -> terminus.peer.v1.GroupGone
-	13, // 6: terminus.peer.v1.Frame.pool:type_name -> terminus.peer.v1.Pool
-	14, // 7: terminus.peer.v1.Frame.pool_gone:type_name -> terminus.peer.v1.PoolGone
-	16, // 8: terminus.peer.v1.Frame.endpoint:type_name -> terminus.peer.v1.Endpoint
-	17, // 9: terminus.peer.v1.Frame.lost:type_name -> terminus.peer.v1.Lost
-	18, // 10: terminus.peer.v1.Frame.draining:type_name -> terminus.peer.v1.Draining
-	26, // 11: terminus.peer.v1.Frame.room:type_name -> terminus.peer.v1.Room
-	19, // 12: terminus.peer.v1.Frame.announced:type_name -> terminus.peer.v1.Announced
-	6,  // 13: terminus.peer.v1.Hello.backends:type_name -> terminus.peer.v1.Backend
+	5,  // 0: terminus.peer.v1.Batch.frames:type_name -> terminus.peer.v1.Frame
+	6,  // 1: terminus.peer.v1.Frame.hello:type_name -> terminus.peer.v1.Hello
+	8,  // 2: terminus.peer.v1.Frame.refused:type_name -> terminus.peer.v1.Refused
+	9,  // 3: terminus.peer.v1.Frame.beat:type_name -> terminus.peer.v1.Beat
+	11, // 4: terminus.peer.v1.Frame.group:type_name -> terminus.peer.v1.Group
+	12, // 5: terminus.peer.v1.Frame.group_gone:type_name -> terminus.peer.v1.GroupGone
+	14, // 6: terminus.peer.v1.Frame.pool:type_name -> terminus.peer.v1.Pool
+	15, // 7: terminus.peer.v1.Frame.pool_gone:type_name -> terminus.peer.v1.PoolGone
+	17, // 8: terminus.peer.v1.Frame.endpoint:type_name -> terminus.peer.v1.Endpoint
+	18, // 9: terminus.peer.v1.Frame.lost:type_name -> terminus.peer.v1.Lost
+	19, // 10: terminus.peer.v1.Frame.draining:type_name -> terminus.peer.v1.Draining
+	27, // 11: terminus.peer.v1.Frame.room:type_name -> terminus.peer.v1.Room
+	20, // 12: terminus.peer.v1.Frame.announced:type_name -> terminus.peer.v1.Announced
+	7,  // 13: terminus.peer.v1.Hello.backends:type_name -> terminus.peer.v1.Backend
 	0,  // 14: terminus.peer.v1.Refused.code:type_name -> terminus.peer.v1.RefusalCode
 	1,  // 15: terminus.peer.v1.Group.role:type_name -> terminus.peer.v1.Role
-	9,  // 16: terminus.peer.v1.Group.layout:type_name -> terminus.peer.v1.Layout
+	10, // 16: terminus.peer.v1.Group.layout:type_name -> terminus.peer.v1.Layout
 	1,  // 17: terminus.peer.v1.GroupGone.role:type_name -> terminus.peer.v1.Role
 	1,  // 18: terminus.peer.v1.Pool.role:type_name -> terminus.peer.v1.Role
-	12, // 19: terminus.peer.v1.Pool.tensors:type_name -> terminus.peer.v1.Tensor
-	15, // 20: terminus.peer.v1.Endpoint.envelope:type_name -> terminus.peer.v1.Envelope
-	21, // 21: terminus.peer.v1.PartPages.pages:type_name -> terminus.peer.v1.Runs
-	22, // 22: terminus.peer.v1.RankPages.parts:type_name -> terminus.peer.v1.PartPages
-	24, // 23: terminus.peer.v1.RankSent.parts:type_name -> terminus.peer.v1.PartSent
-	20, // 24: terminus.peer.v1.Room.source:type_name -> terminus.peer.v1.Opener
-	20, // 25: terminus.peer.v1.Room.destination:type_name -> terminus.peer.v1.Opener
-	27, // 26: terminus.peer.v1.Room.queued:type_name -> terminus.peer.v1.Queued
-	28, // 27: terminus.peer.v1.Room.register:type_name -> terminus.peer.v1.Register
-	29, // 28: terminus.peer.v1.Room.bound:type_name -> terminus.peer.v1.Bound
-	30, // 29: terminus.peer.v1.Room.confirm:type_name -> terminus.peer.v1.Confirm
-	31, // 30: terminus.peer.v1.Room.progress:type_name -> terminus.peer.v1.Progress
-	32, // 31: terminus.peer.v1.Room.rank_end:type_name -> terminus.peer.v1.RankEnd
-	33, // 32: terminus.peer.v1.Room.verdict:type_name -> terminus.peer.v1.Verdict
-	34, // 33: terminus.peer.v1.Room.abort:type_name -> terminus.peer.v1.Abort
-	35, // 34: terminus.peer.v1.Room.drained:type_name -> terminus.peer.v1.Drained
-	36, // 35: terminus.peer.v1.Room.ready:type_name -> terminus.peer.v1.Ready
-	37, // 36: terminus.peer.v1.Room.group_verdict:type_name -> terminus.peer.v1.GroupVerdict
-	38, // 37: terminus.peer.v1.Room.group_abort:type_name -> terminus.peer.v1.GroupAbort
-	23, // 38: terminus.peer.v1.Register.ranks:type_name -> terminus.peer.v1.RankPages
-	23, // 39: terminus.peer.v1.Confirm.ranks:type_name -> terminus.peer.v1.RankPages
-	25, // 40: terminus.peer.v1.RankEnd.sent:type_name -> terminus.peer.v1.RankSent
-	2,  // 41: terminus.peer.v1.Verdict.outcome:type_name -> terminus.peer.v1.Outcome
-	20, // 42: terminus.peer.v1.Ready.sources:type_name -> terminus.peer.v1.Opener
-	2,  // 43: terminus.peer.v1.GroupVerdict.outcome:type_name -> terminus.peer.v1.Outcome
-	3,  // 44: terminus.peer.v1.Peer.Link:input_type -> terminus.peer.v1.Batch
-	3,  // 45: terminus.peer.v1.Peer.Link:output_type -> terminus.peer.v1.Batch
-	45, // [45:46] is the sub-list for method output_type
-	44, // [44:45] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	13, // 19: terminus.peer.v1.Pool.tensors:type_name -> terminus.peer.v1.Tensor
+	2,  // 20: terminus.peer.v1.Pool.kind:type_name -> terminus.peer.v1.PoolKind
+	16, // 21: terminus.peer.v1.Endpoint.envelope:type_name -> terminus.peer.v1.Envelope
+	22, // 22: terminus.peer.v1.PartPages.pages:type_name -> terminus.peer.v1.Runs
+	23, // 23: terminus.peer.v1.RankPages.parts:type_name -> terminus.peer.v1.PartPages
+	25, // 24: terminus.peer.v1.RankSent.parts:type_name -> terminus.peer.v1.PartSent
+	21, // 25: terminus.peer.v1.Room.source:type_name -> terminus.peer.v1.Opener
+	21, // 26: terminus.peer.v1.Room.destination:type_name -> terminus.peer.v1.Opener
+	28, // 27: terminus.peer.v1.Room.queued:type_name -> terminus.peer.v1.Queued
+	29, // 28: terminus.peer.v1.Room.register:type_name -> terminus.peer.v1.Register
+	30, // 29: terminus.peer.v1.Room.bound:type_name -> terminus.peer.v1.Bound
+	31, // 30: terminus.peer.v1.Room.confirm:type_name -> terminus.peer.v1.Confirm
+	32, // 31: terminus.peer.v1.Room.progress:type_name -> terminus.peer.v1.Progress
+	33, // 32: terminus.peer.v1.Room.rank_end:type_name -> terminus.peer.v1.RankEnd
+	34, // 33: terminus.peer.v1.Room.verdict:type_name -> terminus.peer.v1.Verdict
+	35, // 34: terminus.peer.v1.Room.abort:type_name -> terminus.peer.v1.Abort
+	36, // 35: terminus.peer.v1.Room.drained:type_name -> terminus.peer.v1.Drained
+	37, // 36: terminus.peer.v1.Room.ready:type_name -> terminus.peer.v1.Ready
+	38, // 37: terminus.peer.v1.Room.group_verdict:type_name -> terminus.peer.v1.GroupVerdict
+	39, // 38: terminus.peer.v1.Room.group_abort:type_name -> terminus.peer.v1.GroupAbort
+	24, // 39: terminus.peer.v1.Register.ranks:type_name -> terminus.peer.v1.RankPages
+	24, // 40: terminus.peer.v1.Confirm.ranks:type_name -> terminus.peer.v1.RankPages
+	26, // 41: terminus.peer.v1.RankEnd.sent:type_name -> terminus.peer.v1.RankSent
+	3,  // 42: terminus.peer.v1.Verdict.outcome:type_name -> terminus.peer.v1.Outcome
+	21, // 43: terminus.peer.v1.Ready.sources:type_name -> terminus.peer.v1.Opener
+	3,  // 44: terminus.peer.v1.GroupVerdict.outcome:type_name -> terminus.peer.v1.Outcome
+	4,  // 45: terminus.peer.v1.Peer.Link:input_type -> terminus.peer.v1.Batch
+	4,  // 46: terminus.peer.v1.Peer.Link:output_type -> terminus.peer.v1.Batch
+	46, // [46:47] is the sub-list for method output_type
+	45, // [45:46] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_internal_peer_wire_peer_proto_init() }
@@ -3086,7 +3155,7 @@ func file_internal_peer_wire_peer_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_peer_wire_peer_proto_rawDesc), len(file_internal_peer_wire_peer_proto_rawDesc)),
-			NumEnums:      3,
+			NumEnums:      4,
 			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
