@@ -14,9 +14,10 @@ import (
 func newPlugins(a *app) *cobra.Command {
 	c := group(&cobra.Command{
 		Use:   "plugins",
-		Short: "Look at plugins, the processes that move bytes, and make one",
+		Short: "Look at plugins, the processes that move bytes, upgrade one, make one",
 		Example: `  engine plugins list                                what the engine runs
   engine plugins inspect exec:./engine-plugin-mine   what a plugin says of itself
+  engine plugins upgrade tcp                         run the new file, no room fails
   engine plugins new mine --lang go                  begin one of your own`,
 	})
 	l := &cobra.Command{
@@ -31,10 +32,10 @@ func newPlugins(a *app) *cobra.Command {
 				return err
 			}
 			return list(a, ps, func(t *table) {
-				t.row("PLUGIN", "KIND", "VERSION", "STATE", "EPOCH", "PID", "UP", "BEAT", "BUSY", "OPS", "RESTARTS", "DETAIL")
+				t.row("PLUGIN", "KIND", "VERSION", "STATE", "EPOCH", "PID", "UP", "BEAT", "BUSY", "ROOMS", "OPS", "RESTARTS", "DETAIL")
 				for _, p := range ps {
 					if len(p.Epochs) == 0 {
-						t.row(p.Name, p.Kind, p.Version, stateCell(p.State), "", "", "", "", "", "", p.Restarts, p.Detail)
+						t.row(p.Name, p.Kind, p.Version, stateCell(p.State), "", "", "", "", "", "", "", p.Restarts, p.Detail)
 					}
 					for _, e := range p.Epochs {
 						pid, up := "", "" // of a process that is gone
@@ -44,7 +45,11 @@ func newPlugins(a *app) *cobra.Command {
 						if e.UptimeNS != 0 {
 							up = age(e.UptimeNS)
 						}
-						t.row(p.Name, p.Kind, p.Version, stateCell(p.State), fmt.Sprintf("%d %s", e.Epoch, e.State), pid, up, ago(e.BeatAgeNS, ""), e.Busy, e.Ops, p.Restarts, p.Detail)
+						detail := p.Detail
+						if e.EndsInNS != 0 {
+							detail = "ends in " + age(e.EndsInNS) + " at the latest"
+						}
+						t.row(p.Name, p.Kind, p.Version, stateCell(p.State), fmt.Sprintf("%d %s", e.Epoch, e.State), pid, up, ago(e.BeatAgeNS, ""), e.Busy, e.Rooms, e.Ops, p.Restarts, detail)
 					}
 				}
 			})
@@ -52,7 +57,7 @@ func newPlugins(a *app) *cobra.Command {
 	}
 	a.engineFlags(l)
 	a.outputFlag(l)
-	c.AddCommand(l, newInspect(a), newVerify(a), newPluginsNew(a))
+	c.AddCommand(l, newInspect(a), newVerify(a), newPluginsNew(a), newPluginsUpgrade(a))
 	return c
 }
 

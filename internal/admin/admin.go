@@ -44,6 +44,11 @@ type Engine interface {
 	// GroupWhy returns one sentence on a group, here or at peers, and one on each pair that it is in: what it
 	// waits for, or why it is refused. ErrNotFound when no engine hosts a rank of it.
 	GroupWhy(ctx context.Context, name string) ([]string, error)
+	// UpgradePlugin starts the next process of a plugin beside the present one, of another program if u names
+	// one, and lets it take over: the present one finishes what it has and is ended. The channel has the steps;
+	// the last one has Done, and Error if it failed. Until the new one takes over nothing has changed, and the
+	// end of ctx ends it; from then on it goes on. ErrNotFound and ErrRefused, if it was not begun.
+	UpgradePlugin(ctx context.Context, name string, u Upgrade) (<-chan UpgradeStep, error)
 	// Drain stops admission, tells the peers and waits until no room is left or the drain budget is
 	// over; the engine then exits. It is the same as SIGTERM. When ctx ends first the drain goes on.
 	Drain(ctx context.Context) (DrainResult, error)
@@ -170,16 +175,37 @@ type PluginInfo struct {
 	Epochs   []PluginEpoch `json:"epochs,omitempty"`
 }
 
+// Upgrade is the program of the next process of a plugin. Without Exec and Wasm it is the present one's, read
+// anew.
+type Upgrade struct {
+	Exec   string // full path of a program
+	Wasm   string // full path of a module
+	SHA256 string // pin of either, or of the present one's
+}
+
+// UpgradeStep is a line of Engine.UpgradePlugin.
+type UpgradeStep struct {
+	What     string `json:"what,omitempty"`
+	Epoch    uint32 `json:"epoch,omitempty"` // that it is about
+	Rooms    int    `json:"rooms,omitempty"` // that the old epoch still has
+	Ops      int    `json:"ops,omitempty"`
+	EndsInNS int64  `json:"ends_in_ns,omitempty"` // it is ended then, whoever uses it
+	Done     bool   `json:"done,omitempty"`
+	Error    string `json:"error,omitempty"` // with Done
+}
+
 // PluginEpoch is one process of a plugin. What a process that is gone, or has not beaten yet, cannot have is
 // left out.
 type PluginEpoch struct {
 	Epoch     uint32 `json:"epoch"`
-	State     string `json:"state"` // starting, ready, gone
+	State     string `json:"state"` // starting, ready, retiring, gone
 	PID       int    `json:"pid,omitempty"`
 	UptimeNS  int64  `json:"uptime_ns,omitempty"`   // in its state: starting, or up
 	BeatAgeNS int64  `json:"beat_age_ns,omitempty"` // age of the last beat
 	Busy      string `json:"busy,omitempty"`        // declared long call
-	Ops       int    `json:"ops"`                   // without an end
+	Ops       int    `json:"ops"`                   // that are not quiet
+	Rooms     int    `json:"rooms"`                 // destinations whose pages are registered with it
+	EndsInNS  int64  `json:"ends_in_ns,omitempty"`  // retiring: when it is ended, whoever uses it
 }
 
 // PeerInfo is another engine.

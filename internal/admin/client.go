@@ -109,6 +109,41 @@ func (c *Client) Drain(ctx context.Context) (DrainResult, error) {
 	return call[DrainResult](ctx, c, http.MethodPost, "/v1/drain", nil)
 }
 
+// UpgradePlugin begins an upgrade and calls each for its steps; its error is that of the last one.
+func (c *Client) UpgradePlugin(ctx context.Context, name string, u Upgrade, each func(UpgradeStep)) error {
+	q := url.Values{}
+	for key, value := range map[string]string{"exec": u.Exec, "wasm": u.Wasm, "sha256": u.SHA256} {
+		if value != "" {
+			q.Set(key, value)
+		}
+	}
+	over := false
+	err := c.stream(ctx, http.MethodPost, "/v1/plugins/"+url.PathEscape(name)+"/upgrade", q, func(line []byte) error {
+		var s UpgradeStep
+		if err := json.Unmarshal(line, &s); err != nil {
+			return fmt.Errorf("read a step: %w", err)
+		}
+		if s.Done {
+			over = true
+			if s.Error != "" {
+				return errors.New(s.Error)
+			}
+			return nil
+		}
+		each(s)
+		return nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case over:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("the engine ended the answer: %w", io.ErrUnexpectedEOF)
+}
+
 // WatchRooms calls each for every change until ctx ends (nil), each returns an error, or the engine
 // ends the stream (io.ErrUnexpectedEOF). room < 0 watches all rooms.
 func (c *Client) WatchRooms(ctx context.Context, room int64, each func(RoomChange) error) error {
@@ -116,7 +151,25 @@ func (c *Client) WatchRooms(ctx context.Context, room int64, each func(RoomChang
 	if room >= 0 {
 		q.Set("room", strconv.FormatInt(room, 10))
 	}
-	res, err := c.do(ctx, http.MethodGet, "/v1/watch", q)
+	err := c.stream(ctx, http.MethodGet, "/v1/watch", q, func(line []byte) error {
+		var change RoomChange
+		if err := json.Unmarshal(line, &change); err != nil {
+			return fmt.Errorf("read a change: %w", err)
+		}
+		return each(change)
+	})
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
+		return err
+	}
+	return fmt.Errorf("the engine ended the watch: %w", io.ErrUnexpectedEOF)
+}
+
+// stream calls each for every line of an answer that is not a beat, until its end, which is nil.
+func (c *Client) stream(ctx context.Context, method, path string, q url.Values, each func(line []byte) error) error {
+	res, err := c.do(ctx, method, path, q)
 	if err != nil {
 		return err
 	}
@@ -131,21 +184,14 @@ func (c *Client) WatchRooms(ctx context.Context, room int64, each func(RoomChang
 		if len(line) == 0 {
 			continue // a beat
 		}
-		var change RoomChange
-		if err := json.Unmarshal(line, &change); err != nil {
-			return fmt.Errorf("read a change: %w", err)
-		}
-		if err := each(change); err != nil {
+		if err := each(line); err != nil {
 			return err
 		}
 	}
-	switch {
-	case ctx.Err() != nil:
-		return nil
-	case lines.Err() != nil:
-		return fmt.Errorf("watch rooms: %w", lines.Err())
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("read the engine's lines: %w", err)
 	}
-	return fmt.Errorf("the engine ended the watch: %w", io.ErrUnexpectedEOF)
+	return nil
 }
 
 func roomPath(room int64) string { return "/v1/rooms/" + strconv.FormatInt(room, 10) }

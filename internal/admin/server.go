@@ -116,6 +116,7 @@ func (s *Server) routes() http.Handler {
 			return List[string]{APIVersion, v}, err
 		})
 	})
+	mux.HandleFunc("POST /v1/plugins/{name}/upgrade", s.mutation(s.upgrade))
 	mux.HandleFunc("POST /v1/drain", s.mutation(s.drain))
 	if s.o.Metrics != nil {
 		mux.Handle("GET /metrics", s.o.Metrics)
@@ -241,6 +242,27 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 		reply(w, nil, err)
 		return
 	}
+	stream(ctx, s, w, changes)
+}
+
+// upgrade streams the steps as watch does the changes.
+func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
+	name, q := r.PathValue("name"), r.URL.Query()
+	u := Upgrade{Exec: q.Get("exec"), Wasm: q.Get("wasm"), SHA256: q.Get("sha256")}
+	s.o.Log.Info("admin plugin upgrade", "plugin", name, "exec", u.Exec, "wasm", u.Wasm, "caller", callerOf(r.Context()))
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	steps, err := s.o.Engine.UpgradePlugin(ctx, name, u)
+	if err != nil {
+		reply(w, nil, err)
+		return
+	}
+	stream(ctx, s, w, steps)
+}
+
+// stream writes one JSON object a line until the channel is closed.
+func stream[T any](ctx context.Context, s *Server, w http.ResponseWriter, changes <-chan T) {
+	var err error
 	out := http.NewResponseController(w)
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	line := []byte("\n")

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -26,25 +27,21 @@ func (n *Node) Status(ctx context.Context) (admin.Status, error) {
 	err := n.ask(ctx, func() {
 		c := n.m.Counts()
 		s.Draining, s.Rooms, s.Sessions, s.Frozen = n.draining, c.Live, len(n.sessions), n.frozen
-		var quarantined, registered int64
 		n.m.Rooms(func(v *core.View) bool {
 			if v.State == statemachine.Ended && !v.Residency.Reusable() {
 				s.Held++
 			}
-			if v.Residency == statemachine.Quarantined {
-				quarantined += v.Total
-			}
 			return true
 		})
-		for _, r := range n.regions {
-			registered += r.size
-		}
-		if budget := registered / 100 * int64(n.cfg.Limits.Quarantine); quarantined > budget {
-			s.NotReady = append(s.NotReady, fmt.Sprintf("%d bytes of pages are quarantined, more than limits.quarantine allows (%d)", quarantined, budget))
+		for _, r := range n.m.Rests() {
+			if r.Over && !r.Gone {
+				s.NotReady = append(s.NotReady, fmt.Sprintf("%d bytes of rank %d of group %s rest in quarantine, more than limits.quarantine allows (%s: %d): it is given no rooms, and the plugin is being replaced",
+					r.Bytes, r.Rank, r.Group, n.cfg.Limits.Quarantine, r.Budget))
+			}
 		}
 		serving := false
 		for _, b := range n.backends {
-			serving = serving || b.serving
+			serving = serving || b.serves()
 		}
 		if !serving {
 			s.NotReady = append(s.NotReady, "no transfer backend is up; see engine plugins list")
@@ -244,11 +241,10 @@ func (n *Node) Plugins(ctx context.Context) ([]admin.PluginInfo, error) {
 		for _, b := range n.backends {
 			s := b.p.Status()
 			i := admin.PluginInfo{Name: b.name, Kind: "transfer", State: s.State.String(), Restarts: int(s.Restarts)}
-			p := n.cfg.Plugins[b.name]
-			i.Exec, i.SHA256 = p.Exec, p.SHA256
+			i.Exec, i.SHA256 = b.spec.Exec, b.spec.SHA256
 			switch {
-			case p.Wasm != "":
-				i.Exec = "wasm:" + p.Wasm
+			case b.spec.Wasm != "":
+				i.Exec = "wasm:" + b.spec.Wasm
 			case i.Exec == "":
 				i.Exec = "built in"
 			}
@@ -258,7 +254,7 @@ func (n *Node) Plugins(ctx context.Context) ([]admin.PluginInfo, error) {
 			if s.LastError != nil {
 				i.Detail = s.LastError.Error()
 			}
-			i.Epochs = []admin.PluginEpoch{epochInfo(&s, b.live, b.serving, len(b.ops))}
+			i.Epochs = n.epochInfos(b, &s)
 			out = append(out, i)
 		}
 	})
@@ -266,7 +262,38 @@ func (n *Node) Plugins(ctx context.Context) ([]admin.PluginInfo, error) {
 	return out, err
 }
 
-// epochInfo describes the newest epoch of a plugin. live and serving are what has been heard of it. Only a
+// epochInfos describes the epochs of a plugin, the newest first; s is the status of its own.
+func (n *Node) epochInfos(b *backend, s *pluginhost.Status) (out []admin.PluginEpoch) {
+	own := b.of(s.Epoch)
+	if own == nil { // it starts, or is gone
+		out = append(out, epochInfo(s, false, false, 0))
+	}
+	for _, e := range slices.Backward(b.epochs) {
+		var i admin.PluginEpoch
+		if e == own {
+			i = epochInfo(s, e.live, e.serving, len(e.ops))
+		} else if side, ok := b.p.EpochStatus(e.epoch); ok {
+			i = epochInfo(&side, e.live, e.serving, len(e.ops))
+		} else {
+			i = admin.PluginEpoch{Epoch: e.epoch, State: "gone"}
+		}
+		for _, v := range n.m.Epochs() {
+			if v.Backend == b.name && v.Epoch == e.epoch {
+				i.Rooms, i.Ops = v.Rooms, v.Ops
+				if v.State == core.EpochRetires {
+					i.EndsInNS = int64(v.EndsIn)
+				}
+			}
+		}
+		if e.retiring && i.State == "ready" {
+			i.State = "retiring"
+		}
+		out = append(out, i)
+	}
+	return out
+}
+
+// epochInfo describes one epoch of a plugin. live and serving are what has been heard of it. Only a
 // process that serves, or starts, has an uptime and beats.
 func epochInfo(s *pluginhost.Status, live, serving bool, ops int) admin.PluginEpoch {
 	e := admin.PluginEpoch{Epoch: s.Epoch, State: epochState(s.State, live, serving), PID: s.PID, Ops: ops}
@@ -472,18 +499,24 @@ func (n *Node) snapshot() telemetry.Snapshot {
 			}
 		}
 	}
+	s.Rungs, s.Replaced, s.Retired, s.RetireCut = map[string]telemetry.Rung{}, st.Replaces, st.Retires, st.RetiresCut
+	for i, r := range st.Rungs {
+		s.Rungs[strconv.Itoa(i)] = telemetry.Rung{Entered: r.Entered, Left: r.Left, Time: r.Time}
+	}
 	s.Disagreed = st.Verdicts[statemachine.Source][statemachine.OutcomeUnknown]
 	for _, r := range n.regions {
 		s.RegisteredBytes += r.size
 	}
 	for _, b := range n.backends {
 		ps := b.p.Status()
-		p := telemetry.Plugin{Name: b.name, Up: ps.State == pluginhost.StateUp, Epoch: ps.Epoch, BeatAge: ps.BeatAge, Restarts: ps.Restarts}
+		p := telemetry.Plugin{Name: b.name, Up: ps.State == pluginhost.StateUp, Epoch: ps.Epoch, BeatAge: ps.BeatAge, Restarts: ps.Restarts, Epochs: len(b.epochs)}
 		if b.shake != nil {
 			p.Version = b.shake.PluginVersion
 		}
 		s.Plugins = append(s.Plugins, p)
-		s.OpsOut[b.name] = len(b.ops)
+		for _, e := range b.epochs {
+			s.OpsOut[b.name] += len(e.ops)
+		}
 	}
 	maps.Copy(s.OpsTotal, n.opEnds)
 	maps.Copy(s.MovedBytes, n.moved)

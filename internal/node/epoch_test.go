@@ -39,9 +39,9 @@ func TestDeadPluginHasNoUptimeAndNoBeat(t *testing.T) {
 		exactJSON  string
 		up, beaten bool
 	}{
-		{status: pluginhost.Status{State: pluginhost.StateBackoff, Since: since, Epoch: 3}, exactJSON: `{"epoch":3,"state":"gone","ops":2}`},
-		{status: pluginhost.Status{State: pluginhost.StateDown, Since: since, Epoch: 3, BeatAge: time.Hour, Busy: []*contract.Busy{{Kind: contract.BusyKind_BUSY_KIND_REGISTER, SinceNs: 3e9, Subject: 5}}}, exactJSON: `{"epoch":3,"state":"gone","ops":2}`},
-		{status: pluginhost.Status{State: pluginhost.StateStopping, Since: since, Epoch: 3, PID: 77}, exactJSON: `{"epoch":3,"state":"gone","pid":77,"ops":2}`},
+		{status: pluginhost.Status{State: pluginhost.StateBackoff, Since: since, Epoch: 3}, exactJSON: `{"epoch":3,"state":"gone","ops":2,"rooms":0}`},
+		{status: pluginhost.Status{State: pluginhost.StateDown, Since: since, Epoch: 3, BeatAge: time.Hour, Busy: []*contract.Busy{{Kind: contract.BusyKind_BUSY_KIND_REGISTER, SinceNs: 3e9, Subject: 5}}}, exactJSON: `{"epoch":3,"state":"gone","ops":2,"rooms":0}`},
+		{status: pluginhost.Status{State: pluginhost.StateStopping, Since: since, Epoch: 3, PID: 77}, exactJSON: `{"epoch":3,"state":"gone","pid":77,"ops":2,"rooms":0}`},
 		{status: pluginhost.Status{State: pluginhost.StateStarting, Since: since, Epoch: 3, PID: 77}, up: true},
 		{status: pluginhost.Status{State: pluginhost.StateUp, Since: since, Epoch: 3, PID: 77, BeatAge: time.Millisecond, Busy: []*contract.Busy{{Kind: contract.BusyKind_BUSY_KIND_REGISTER, SinceNs: 3e9, Subject: 5}}}, alive: true, up: true, beaten: true},
 	} {

@@ -45,7 +45,7 @@ type region struct {
 	canaryAt uint64
 	canary   uint64
 	proven   bool // the canary was answered by some epoch
-	asked    string
+	asked    *epoch
 	done     func(error)
 	bound    *time.Timer
 }
@@ -205,24 +205,24 @@ func (n *Node) addRegion(s core.SessionID, r workerapi.Region, done func(error))
 // first; the others are asked after that.
 func (n *Node) offerRegion(reg *region) {
 	if !reg.proven {
-		if reg.asked != "" {
+		if reg.asked != nil {
 			return
 		}
 		for _, b := range n.backends {
-			if b.live && b.regions[reg.id] == regionAbsent {
-				reg.asked = b.name
-				n.sendRegion(b, reg)
+			if e := b.current(); e != nil && e.regions[reg.id] == regionAbsent {
+				reg.asked = e
+				n.sendRegion(e, reg)
 				return
 			}
 		}
 		n.regionSettled(reg) // none is up: an answer at once if none will be
 		return
 	}
-	for _, b := range n.backends {
-		if b.live && b.regions[reg.id] == regionAbsent {
-			n.sendRegion(b, reg)
+	n.epochs(func(e *epoch) {
+		if !e.retiring && e.regions[reg.id] == regionAbsent {
+			n.sendRegion(e, reg)
 		}
-	}
+	})
 	n.regionSettled(reg)
 }
 
@@ -233,10 +233,10 @@ func (n *Node) regionSettled(reg *region) {
 	}
 	ready := 0
 	for _, b := range n.backends {
-		switch {
-		case b.live && b.regions[reg.id] == regionReady:
+		switch e := b.current(); {
+		case e != nil && e.regions[reg.id] == regionReady:
 			ready++
-		case b.live && b.regions[reg.id] == regionBad, b.down:
+		case e != nil && e.regions[reg.id] == regionBad, e == nil && b.down:
 		default:
 			return
 		}
@@ -274,12 +274,12 @@ func (n *Node) regionFailed(reg *region, err error) {
 
 // dropRegion takes a region of which nothing is unquiet away from the plugins.
 func (n *Node) dropRegion(reg *region) {
-	for _, b := range n.backends {
-		if b.live && (b.regions[reg.id] == regionReady || b.regions[reg.id] == regionAsked) {
+	n.epochs(func(b *epoch) {
+		if b.regions[reg.id] == regionReady || b.regions[reg.id] == regionAsked {
 			n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_RegionRemove{RegionRemove: &contract.RegionRemove{Region: reg.id}}})
 		}
 		delete(b.regions, reg.id)
-	}
+	})
 	n.closeRegion(reg)
 	delete(n.regions, reg.id)
 }
@@ -314,11 +314,11 @@ func (n *Node) addPool(s core.SessionID, p workerapi.Pool) error {
 	}
 	n.pools[lp.id] = lp
 	w.pools = append(w.pools, lp.id)
-	for _, b := range n.backends {
-		if b.serving { // an epoch that does not serve yet gets all pools when it does
-			n.queue(b, lp.add())
+	n.epochs(func(b *epoch) {
+		if b.serving && !b.retiring { // an epoch that does not serve yet gets all pools when it does
+			n.givePool(b, lp)
 		}
-	}
+	})
 	if err := n.links.AnnouncePool(n.announcePool(w, lp)); err != nil {
 		return fmt.Errorf("the pool cannot be announced to peers: %w", err)
 	}
@@ -332,6 +332,12 @@ func (n *Node) addPool(s core.SessionID, p workerapi.Pool) error {
 
 func (p *localPool) add() *contract.HostEvent {
 	return &contract.HostEvent{Event: &contract.HostEvent_PoolAdd{PoolAdd: &contract.PoolAdd{Pool: p.id, Pages: uint32(p.pages), Tensors: p.tensors}}}
+}
+
+// givePool tells an epoch of a pool, which every region of has been offered to it.
+func (n *Node) givePool(b *epoch, p *localPool) {
+	b.given[p.id] = true
+	n.queue(b, p.add())
 }
 
 func (n *Node) announcePool(w *worker, p *localPool) peer.Pool {
@@ -371,12 +377,13 @@ func (n *Node) forgetSession(s core.SessionID) {
 		return
 	}
 	for _, id := range w.pools {
-		for _, b := range n.backends {
-			if b.serving {
-				n.dropPlans(b, func(k planKey) bool { return k.src == id || (k.peer == selfPeer && k.dst == id) })
+		n.epochs(func(b *epoch) {
+			n.dropPlans(b, func(k planKey) bool { return k.src == id || (k.peer == selfPeer && k.dst == id) })
+			if b.given[id] {
+				delete(b.given, id)
 				n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_PoolRemove{PoolRemove: &contract.PoolRemove{Pool: id}}})
 			}
-		}
+		})
 		n.links.RemovePool(id)
 		n.remotePoolGone(selfPeer, id)
 		delete(n.pools, id)

@@ -69,6 +69,7 @@ type Node struct {
 	lastBeat   int64
 	backends   []*backend // in order of preference
 	leases     map[leaseKey]*epochLease
+	handover   *handover // that is not over; nil: none
 	sessions   map[core.SessionID]*worker
 	regions    map[uint64]*region
 	pools      map[uint64]*localPool
@@ -249,7 +250,7 @@ func (n *Node) serve(ctx context.Context) (err error) {
 		if err != nil {
 			return fmt.Errorf("plugins.%s: %w", name, err)
 		}
-		n.backends = append(n.backends, &backend{name: name, p: p})
+		n.backends = append(n.backends, &backend{name: name, p: p, spec: sp})
 	}
 
 	go n.run()

@@ -26,8 +26,12 @@ type opState struct {
 
 // pluginEffect carries out one request of the core.
 func (n *Node) pluginEffect(e *core.PluginEffect) {
-	b := n.backendOf(e.Backend)
-	if b == nil || !b.live || b.epoch != e.Epoch {
+	of := n.backendOf(e.Backend)
+	if of == nil {
+		return
+	}
+	b := of.of(e.Epoch)
+	if b == nil {
 		return // PluginLost is on its way
 	}
 	switch e.Kind {
@@ -59,6 +63,14 @@ func (n *Node) pluginEffect(e *core.PluginEffect) {
 		n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_Grant{Grant: g}})
 	case core.PluginRevoke:
 		n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_Revoke{Revoke: &contract.Revoke{Grant: uint64(e.Grant), Destination: opener(e.D)}}})
+	case core.PluginReplace:
+		n.log.Warn("too many pages rest in quarantine, the plugin is replaced by its next epoch", "plugin", b.name, "epoch", b.epoch)
+		n.replace(b)
+	case core.PluginEnd:
+		n.log.Info("plugin epoch is ended", "plugin", b.name, "epoch", b.epoch)
+		if err := b.p.End(b.epoch); err != nil {
+			n.log.Error("a plugin epoch that was taken over from cannot be ended", "plugin", b.name, "epoch", b.epoch, "err", err)
+		}
 	case core.PluginFencePeer:
 		n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_FencePeer{FencePeer: &contract.FencePeer{Fence: uint64(e.Grant), Node: n.peerNames[e.Peer], Incarnation: e.PeerInc}}})
 	}
@@ -66,7 +78,7 @@ func (n *Node) pluginEffect(e *core.PluginEffect) {
 
 // submit queues an op, preceded by whatever the plugin must know first: the peer's epoch, the remote
 // pool, the plan.
-func (n *Node) submit(b *backend, e *core.PluginEffect) error {
+func (n *Node) submit(b *epoch, e *core.PluginEffect) error {
 	p, err := n.pluginPeer(b, e.Peer, e.PeerInc, e.PeerEpoch)
 	if err != nil {
 		return err
@@ -88,7 +100,7 @@ func (n *Node) submit(b *backend, e *core.PluginEffect) error {
 }
 
 // follow queues events that need the peer to be ready.
-func (n *Node) follow(b *backend, p *pluginPeer, e *contract.HostEvent) {
+func (n *Node) follow(b *epoch, p *pluginPeer, e *contract.HostEvent) {
 	if p.ready {
 		n.queue(b, e)
 	} else {
@@ -97,7 +109,7 @@ func (n *Node) follow(b *backend, p *pluginPeer, e *contract.HostEvent) {
 }
 
 // abortWaiting ends an op that was not given to the plugin yet.
-func (n *Node) abortWaiting(b *backend, id core.OpID, o *opState) bool {
+func (n *Node) abortWaiting(b *epoch, id core.OpID, o *opState) bool {
 	for _, p := range b.peers {
 		for i, e := range p.wait {
 			if s := e.GetSubmit(); s != nil && core.OpID(s.Op) == id {
@@ -113,7 +125,7 @@ func (n *Node) abortWaiting(b *backend, id core.OpID, o *opState) bool {
 
 // opEvent finds the op that an event names; an op that the plugin was never given, or that is quiet
 // already, is a breach.
-func (n *Node) opEvent(b *backend, op uint64, field string) *opState {
+func (n *Node) opEvent(b *epoch, op uint64, field string) *opState {
 	o := b.ops[core.OpID(op)]
 	if o == nil && b.live {
 		n.fault(b, "R1", field, fmt.Sprintf("op %d is not open at this plugin", op))
@@ -121,7 +133,7 @@ func (n *Node) opEvent(b *backend, op uint64, field string) *opState {
 	return o
 }
 
-func (n *Node) opEnded(b *backend, op uint64, ev core.Event) {
+func (n *Node) opEnded(b *epoch, op uint64, ev core.Event) {
 	o := n.opEvent(b, op, "end of an op")
 	if o == nil {
 		return
@@ -143,7 +155,7 @@ func (n *Node) opEnded(b *backend, op uint64, ev core.Event) {
 	n.events = append(n.events, ev)
 }
 
-func (n *Node) freeOp(b *backend, id core.OpID, o *opState) {
+func (n *Node) freeOp(b *epoch, id core.OpID, o *opState) {
 	delete(b.ops, id)
 	if o.plan != nil {
 		o.plan.users--
@@ -151,7 +163,7 @@ func (n *Node) freeOp(b *backend, id core.OpID, o *opState) {
 }
 
 // reconcile compares the plugin's open ops with the host's: one that it does not know is lost.
-func (n *Node) reconcile(b *backend, s *contract.Stats) {
+func (n *Node) reconcile(b *epoch, s *contract.Stats) {
 	open := make(map[uint64]bool, len(s.OpenOps))
 	for _, op := range s.OpenOps {
 		open[op] = true

@@ -181,8 +181,12 @@ func (n *Node) peerEvent(ev peer.Event) {
 			return // repeated after a Hello of the same incarnation
 		}
 		r.endpoints = replaceEndpoint(r.endpoints, ev.Endpoint)
-		if b := n.backendOf(ev.Endpoint.Backend); b != nil && b.serving {
-			n.accept(b, id, r, ev.Endpoint)
+		if b := n.backendOf(ev.Endpoint.Backend); b != nil {
+			for _, e := range b.epochs { // one that does not serve yet admits all that there are when it does
+				if e.serving {
+					n.accept(e, id, r, ev.Endpoint)
+				}
+			}
 		}
 		n.pairGroups()
 	case peer.Lost:
@@ -212,10 +216,7 @@ func (n *Node) remotePool(id core.PeerID, p *remotePool) {
 func (n *Node) remotePoolGone(id core.PeerID, pool uint64) {
 	delete(n.remotes[n.peerNames[id]].pools, pool)
 	n.events = append(n.events, core.Event{Kind: core.PeerPool, Peer: id, Pool: pool})
-	for _, b := range n.backends {
-		if !b.live {
-			continue
-		}
+	n.epochs(func(b *epoch) {
 		n.dropPlans(b, func(k planKey) bool { return k.peer == id && k.dst == pool })
 		for _, p := range b.peers {
 			if p.peer == id && p.pools[pool] && !n.poolInUse(b, p.handle, pool) {
@@ -223,10 +224,10 @@ func (n *Node) remotePoolGone(id core.PeerID, pool uint64) {
 				n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_RemotePoolRemove{RemotePoolRemove: &contract.RemotePoolRemove{Peer: p.handle, Pool: pool}}})
 			}
 		}
-	}
+	})
 }
 
-func (n *Node) poolInUse(b *backend, handle uint32, pool uint64) bool {
+func (n *Node) poolInUse(b *epoch, handle uint32, pool uint64) bool {
 	for k := range b.plans {
 		if k.handle == handle && k.dst == pool {
 			return true
@@ -238,14 +239,16 @@ func (n *Node) poolInUse(b *backend, handle uint32, pool uint64) bool {
 // endpointLost: a plugin epoch of the peer is gone; ours forgets it as a target and as a writer.
 func (n *Node) endpointLost(id core.PeerID, r *remote, e peer.Endpoint) {
 	delete(r.endpoints, endpointKey{e.Backend, e.Epoch})
-	if b := n.backendOf(e.Backend); b != nil && b.live {
-		n.forgetPeerEpoch(b, peerKey{id, r.inc, e.Epoch}, r)
+	if b := n.backendOf(e.Backend); b != nil {
+		for _, own := range b.epochs {
+			n.forgetPeerEpoch(own, peerKey{id, r.inc, e.Epoch}, r)
+		}
 	}
 	n.events = append(n.events, core.Event{Kind: core.PeerLost, Peer: id, Backend: e.Backend, Epoch: e.Epoch})
 	n.pairGroups()
 }
 
-func (n *Node) forgetPeerEpoch(b *backend, key peerKey, r *remote) {
+func (n *Node) forgetPeerEpoch(b *epoch, key peerKey, r *remote) {
 	remove := func(handle uint32) {
 		n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_PeerRemove{PeerRemove: &contract.PeerRemove{Peer: handle}}})
 	}
@@ -263,8 +266,10 @@ func (n *Node) forgetPeerEpoch(b *backend, key peerKey, r *remote) {
 // forgetRemote drops what an older incarnation of a peer announced.
 func (n *Node) forgetRemote(id core.PeerID, r *remote) {
 	for key := range r.endpoints {
-		if b := n.backendOf(key.backend); b != nil && b.live {
-			n.forgetPeerEpoch(b, peerKey{id, r.inc, key.epoch}, r)
+		if b := n.backendOf(key.backend); b != nil {
+			for _, own := range b.epochs {
+				n.forgetPeerEpoch(own, peerKey{id, r.inc, key.epoch}, r)
+			}
 		}
 	}
 	for key := range n.paired {
@@ -402,12 +407,12 @@ func (n *Node) beat(now int64) {
 	n.lastBeat = now
 	n.events = append(n.events, core.Event{Kind: core.PeerHeard, Peer: selfPeer})
 	n.noteVerdicts()
-	for _, b := range n.backends {
-		if b.live && len(b.ops) > 0 && time.Since(b.statsAsked) > statsEvery {
+	n.epochs(func(b *epoch) {
+		if len(b.ops) > 0 && time.Since(b.statsAsked) > statsEvery {
 			b.statsAsked = time.Now()
 			n.queue(b, &contract.HostEvent{Event: &contract.HostEvent_Stats{Stats: &contract.StatsRequest{Id: b.seq}}})
 		}
-	}
+	})
 }
 
 const statsEvery = 3 * time.Second

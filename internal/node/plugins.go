@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/terminus-kv/terminus/core"
@@ -27,22 +28,35 @@ const (
 	regionBad
 )
 
-// backend is one transfer backend of the configuration and the live epoch of its plugin.
+// backend is one transfer backend of the configuration.
 type backend struct {
-	name string
-	p    *pluginhost.Plugin
+	name   string
+	p      *pluginhost.Plugin
+	spec   pluginhost.Spec // of the epoch that serves
+	down   bool
+	shake  *contract.HandshakeResponse // of the newest epoch that served
+	lane   contract.Lane               // of the last Done
+	epochs []*epoch                    // live, the oldest first; at most one does not retire and is no candidate
+}
 
-	live    bool // an epoch is up
-	serving bool // and it has every region: the core may use it
-	faulted bool // it broke the contract and is being ended
-	down    bool
-	epoch   uint32
-	shake   *contract.HandshakeResponse
-	checked bool // receiver_checked
-	secret  []byte
-	lane    contract.Lane // of the last Done
+// epoch is one live process of a backend's plugin. The core knows it once it serves. While it is a
+// candidate another one serves still; while it retires a newer one does.
+type epoch struct {
+	*backend
+	epoch uint32
+	shake *contract.HandshakeResponse
+
+	live      bool   // false: it is lost, somebody holds on to this
+	serving   bool   // it has every region: the core may use it
+	candidate bool   // it is to take over, see handover
+	retiring  bool   // it was taken over from: nothing new goes to it
+	refused   string // why it does not take a region that another epoch has
+	faulted   bool   // it broke the contract and is being ended
+	checked   bool   // receiver_checked
+	secret    []byte
 
 	regions map[uint64]regionState
+	given   map[uint64]bool // pools of our workers that it was told of
 	peers   map[peerKey]*pluginPeer
 	handles map[uint32]*pluginPeer
 	plans   map[planKey]*plan
@@ -116,6 +130,41 @@ func spec(name string, cfg *config.Config) (pluginhost.Spec, error) {
 	return s, nil
 }
 
+// current is the epoch that serves, or that will as soon as it can; nil when there is none.
+func (b *backend) current() *epoch {
+	for _, e := range b.epochs {
+		if !e.candidate && !e.retiring {
+			return e
+		}
+	}
+	return nil
+}
+
+// of is the live epoch of a number; nil when there is none.
+func (b *backend) of(epoch uint32) *epoch {
+	for _, e := range b.epochs {
+		if e.epoch == epoch {
+			return e
+		}
+	}
+	return nil
+}
+
+// serves reports whether rooms can be placed on the backend.
+func (b *backend) serves() bool {
+	e := b.current()
+	return e != nil && e.serving
+}
+
+// epochs calls fn for every live epoch of every backend, in order of preference.
+func (n *Node) epochs(fn func(*epoch)) {
+	for _, b := range n.backends {
+		for _, e := range b.epochs {
+			fn(e)
+		}
+	}
+}
+
 func (n *Node) backendOf(name string) *backend {
 	for _, b := range n.backends {
 		if b.name == name {
@@ -126,19 +175,15 @@ func (n *Node) backendOf(name string) *backend {
 }
 
 // queue collects events for a plugin's session; flush sends them, all of a step in one go.
-func (n *Node) queue(b *backend, e ...*contract.HostEvent) { b.out = append(b.out, e...) }
+func (n *Node) queue(b *epoch, e ...*contract.HostEvent) { b.out = append(b.out, e...) }
 
 func (n *Node) flush() {
-	for _, b := range n.backends {
+	n.epochs(func(b *epoch) {
 		if len(b.out) == 0 {
-			continue
+			return
 		}
 		out := b.out
 		b.out = nil
-		if !b.live {
-			n.unsent(b, out, pluginhost.ErrEpoch)
-			continue
-		}
 		seq := b.seq
 		for _, e := range out {
 			// Numbered in the order in which they go: an op that waited for its peer, or was aborted while
@@ -156,12 +201,12 @@ func (n *Node) flush() {
 		} else {
 			b.seq = seq
 		}
-	}
+	})
 }
 
 // unsent ends locally what a plugin could not be told. A full queue of an epoch that matters for
 // safety (grants, regions) means that the epoch cannot be followed any more: it is ended.
-func (n *Node) unsent(b *backend, events []*contract.HostEvent, err error) {
+func (n *Node) unsent(b *epoch, events []*contract.HostEvent, err error) {
 	for _, e := range events {
 		switch {
 		case e.GetSubmit() != nil:
@@ -183,7 +228,7 @@ func (n *Node) unsent(b *backend, events []*contract.HostEvent, err error) {
 	}
 }
 
-func (n *Node) fault(b *backend, rule, field, detail string) {
+func (n *Node) fault(b *epoch, rule, field, detail string) {
 	n.log.Error("plugin broke the contract", "plugin", b.name, "epoch", b.epoch, "rule", rule, "field", field, "detail", detail)
 	n.bad.add("plugin", rule)
 	b.faulted = true
@@ -202,16 +247,18 @@ func (n *Node) pluginEvent(ev pluginhost.Event) {
 	case pluginhost.Up:
 		n.pluginUp(b, ev)
 	case pluginhost.Frame:
-		if b.live && ev.Epoch == b.epoch {
+		if p := b.of(ev.Epoch); p != nil {
 			for _, e := range ev.Frame.Events {
-				if b.faulted { // what it said after a breach is not believed
+				if p.faulted { // what it said after a breach is not believed
 					break
 				}
-				n.pluginFrame(b, e)
+				n.pluginFrame(p, e)
 			}
 		}
 	case pluginhost.Lost:
-		n.pluginLost(b, ev)
+		if p := b.of(ev.Epoch); p != nil {
+			n.pluginLost(p, ev)
+		}
 	case pluginhost.Reaped:
 		n.reaped(leaseKey{b.name, ev.Epoch})
 	case pluginhost.Down:
@@ -226,18 +273,18 @@ func (n *Node) pluginEvent(ev pluginhost.Event) {
 	}
 }
 
-func (n *Node) pluginUp(b *backend, ev pluginhost.Event) {
-	b.live, b.serving, b.faulted, b.down = true, false, false, false
-	b.epoch, b.shake = ev.Epoch, ev.Handshake
-	b.checked = false
-	for _, f := range ev.Handshake.Features {
-		b.checked = b.checked || f == sdk.FeatureReceiverChecked
+func (n *Node) pluginUp(of *backend, ev pluginhost.Event) {
+	b := &epoch{
+		backend: of, epoch: ev.Epoch, shake: ev.Handshake, live: true, candidate: ev.Beside,
+		checked: slices.Contains(ev.Handshake.Features, sdk.FeatureReceiverChecked), secret: make([]byte, 32),
+		regions: map[uint64]regionState{}, given: map[uint64]bool{}, plans: map[planKey]*plan{},
+		peers: map[peerKey]*pluginPeer{}, handles: map[uint32]*pluginPeer{}, ops: map[core.OpID]*opState{}, statsAsked: time.Now(),
 	}
-	b.secret = make([]byte, 32)
 	rand.Read(b.secret) // never fails
-	b.regions, b.plans = map[uint64]regionState{}, map[planKey]*plan{}
-	b.peers, b.handles, b.ops = map[peerKey]*pluginPeer{}, map[uint32]*pluginPeer{}, map[core.OpID]*opState{}
-	b.seq, b.out, b.statsAsked = 0, nil, time.Now()
+	of.epochs = append(of.epochs, b)
+	if !b.candidate {
+		of.down, of.shake = false, b.shake
+	}
 	if l, err := newEpochLease(); err != nil {
 		n.log.Error("this plugin epoch is fenced by the exit of its processes alone", "plugin", b.name, "epoch", b.epoch, "err", err)
 	} else {
@@ -266,7 +313,7 @@ func servesTransfer(h *contract.HandshakeResponse) bool {
 }
 
 // maybeServe lets the core use an epoch once it has every region that is ready at all.
-func (n *Node) maybeServe(b *backend) {
+func (n *Node) maybeServe(b *epoch) {
 	if !b.live || b.serving {
 		return
 	}
@@ -275,9 +322,13 @@ func (n *Node) maybeServe(b *backend) {
 			return
 		}
 	}
+	if b.candidate {
+		n.candidateReady(b)
+		return
+	}
 	b.serving = true
 	for _, p := range n.pools {
-		n.queue(b, p.add())
+		n.givePool(b, p)
 	}
 	for id, r := range n.remotes {
 		for key, e := range r.endpoints {
@@ -289,7 +340,13 @@ func (n *Node) maybeServe(b *backend) {
 	self := peer.Endpoint{Backend: b.name, Epoch: b.epoch, Blob: b.shake.Endpoint, Secret: b.secret}
 	self.Token = peer.PairToken(b.secret, n.cfg.Node, n.incarnation)
 	n.remotes[n.cfg.Node].endpoints = replaceEndpoint(n.remotes[n.cfg.Node].endpoints, self)
-	n.accept(b, selfPeer, n.remotes[n.cfg.Node], self)
+	for _, e := range b.epochs { // this one too
+		if e.serving {
+			n.accept(e, selfPeer, n.remotes[n.cfg.Node], self)
+			e.retiring = e != b
+		}
+	}
+	b.backend.down, b.backend.shake = false, b.shake
 	if err := n.links.AnnounceEndpoint(self); err != nil {
 		n.log.Error("the plugin's endpoint cannot be announced", "plugin", b.name, "err", err)
 	}
@@ -305,8 +362,8 @@ func (n *Node) setBackends() {
 	var bs []peer.Backend
 	for _, b := range n.backends {
 		e := uint32(0)
-		if b.serving {
-			e = b.epoch
+		if b.serves() {
+			e = b.current().epoch
 		}
 		bs = append(bs, peer.Backend{Name: b.name, Epoch: e})
 	}
@@ -314,11 +371,9 @@ func (n *Node) setBackends() {
 	n.pairGroups()
 }
 
-func (n *Node) pluginLost(b *backend, ev pluginhost.Event) {
-	if ev.Epoch != b.epoch || !b.live {
-		return
-	}
+func (n *Node) pluginLost(b *epoch, ev pluginhost.Event) {
 	served := b.serving
+	b.backend.epochs = slices.DeleteFunc(b.backend.epochs, func(e *epoch) bool { return e == b })
 	n.leases[leaseKey{b.name, ev.Epoch}].end()
 	for _, r := range n.remotes {
 		for k := range r.accepted {
@@ -329,7 +384,11 @@ func (n *Node) pluginLost(b *backend, ev pluginhost.Event) {
 	}
 	b.live, b.serving, b.out = false, false, nil
 	b.ops, b.plans = nil, nil
-	n.log.Error("plugin lost", "plugin", b.name, "epoch", ev.Epoch, "err", ev.Err)
+	if errors.Is(ev.Err, pluginhost.ErrStopped) {
+		n.log.Info("plugin epoch ended", "plugin", b.name, "epoch", ev.Epoch)
+	} else {
+		n.log.Error("plugin lost", "plugin", b.name, "epoch", ev.Epoch, "err", ev.Err)
+	}
 	detail := ""
 	if ev.Err != nil {
 		detail = ev.Err.Error()
@@ -337,10 +396,11 @@ func (n *Node) pluginLost(b *backend, ev pluginhost.Event) {
 			detail = detail[:512]
 		}
 	}
+	n.handoverLost(b, detail)
 	n.events = append(n.events, core.Event{Kind: core.PluginLost, Backend: b.name, Epoch: ev.Epoch, Detail: detail})
 	for _, reg := range n.regions {
-		if !reg.proven && reg.asked == b.name {
-			reg.asked = "" // its canary may have been half answered: the worker has to try again
+		if !reg.proven && reg.asked == b {
+			reg.asked = nil // its canary may have been half answered: the worker has to try again
 			n.regionFailed(reg, &workerapiNoBackend)
 		}
 	}
@@ -352,7 +412,7 @@ func (n *Node) pluginLost(b *backend, ev pluginhost.Event) {
 }
 
 // sendRegion hands one region to a live epoch.
-func (n *Node) sendRegion(b *backend, reg *region) {
+func (n *Node) sendRegion(b *epoch, reg *region) {
 	b.regions[reg.id] = regionAsked
 	add := &contract.RegionAdd{Region: reg.id, Kind: contract.MemoryKind_MEMORY_KIND_HOST_SHM, Size: uint64(reg.size), NoCanary: reg.proven}
 	if !reg.proven {
@@ -368,7 +428,7 @@ func (n *Node) sendRegion(b *backend, reg *region) {
 	}
 }
 
-func (n *Node) pluginFrame(b *backend, e *contract.PluginEvent) {
+func (n *Node) pluginFrame(b *epoch, e *contract.PluginEvent) {
 	switch v := e.Event.(type) {
 	case *contract.PluginEvent_RegionReady:
 		if len(v.RegionReady.Export) > 0 {
@@ -459,7 +519,7 @@ func (n *Node) pluginFrame(b *backend, e *contract.PluginEvent) {
 	}
 }
 
-func (n *Node) regionReady(b *backend, id uint64) {
+func (n *Node) regionReady(b *epoch, id uint64) {
 	reg := n.regions[id]
 	if reg == nil || b.regions[id] != regionAsked {
 		return
@@ -473,12 +533,15 @@ func (n *Node) regionReady(b *backend, id uint64) {
 	n.maybeServe(b)
 }
 
-func (n *Node) regionRefused(b *backend, f *contract.RegionFailed) {
+func (n *Node) regionRefused(b *epoch, f *contract.RegionFailed) {
 	reg := n.regions[f.Region]
 	if reg == nil {
 		return
 	}
 	b.regions[f.Region] = regionBad
+	if b.refused == "" {
+		b.refused = detailOf(b, f.Cause, f.Detail)
+	}
 	n.log.Warn("plugin refused a region", "plugin", b.name, "region", f.Region, "cause", f.Cause, "detail", f.Detail)
 	if !reg.proven {
 		n.regionFailed(reg, regionError(b, f))
@@ -494,7 +557,7 @@ const cmaRefused = "lane cma is not served, a write by it outlives the death of 
 
 // peerFailed forgets a peer that the plugin cannot serve and ends what waited for it; the next op tries
 // anew.
-func (n *Node) peerFailed(b *backend, p *pluginPeer, detail string) {
+func (n *Node) peerFailed(b *epoch, p *pluginPeer, detail string) {
 	delete(b.peers, p.peerKey)
 	delete(b.handles, p.handle)
 	for _, e := range p.wait {
@@ -515,7 +578,7 @@ func (n *Node) peerFailed(b *backend, p *pluginPeer, detail string) {
 }
 
 // pluginPeer makes a peer's plugin epoch known to ours.
-func (n *Node) pluginPeer(b *backend, id core.PeerID, inc uint64, epoch uint32) (*pluginPeer, error) {
+func (n *Node) pluginPeer(b *epoch, id core.PeerID, inc uint64, epoch uint32) (*pluginPeer, error) {
 	key := peerKey{id, inc, epoch}
 	if p := b.peers[key]; p != nil {
 		return p, nil
@@ -540,7 +603,7 @@ func (n *Node) pluginPeer(b *backend, id core.PeerID, inc uint64, epoch uint32) 
 }
 
 // accept admits a peer's plugin epoch as a writer.
-func (n *Node) accept(b *backend, id core.PeerID, r *remote, e peer.Endpoint) {
+func (n *Node) accept(b *epoch, id core.PeerID, r *remote, e peer.Endpoint) {
 	if !b.live {
 		return
 	}
@@ -555,7 +618,7 @@ func (n *Node) accept(b *backend, id core.PeerID, r *remote, e peer.Endpoint) {
 	r.accepted[acceptKey{b.name, b.epoch, e.Epoch}] = uint32(b.nextID)
 }
 
-func (n *Node) planFor(b *backend, p *pluginPeer, e *core.PluginEffect) (*plan, error) {
+func (n *Node) planFor(b *epoch, p *pluginPeer, e *core.PluginEffect) (*plan, error) {
 	src, dst := e.SrcPool, e.DstPool
 	key := planKey{src, p.peer, p.handle, dst, e.Map, e.Phase}
 	if pl := b.plans[key]; pl != nil {
@@ -590,7 +653,7 @@ func (n *Node) planFor(b *backend, p *pluginPeer, e *core.PluginEffect) (*plan, 
 }
 
 // dropPlans removes plans that no op uses; a plan in use is kept until its plugin epoch ends.
-func (n *Node) dropPlans(b *backend, match func(planKey) bool) {
+func (n *Node) dropPlans(b *epoch, match func(planKey) bool) {
 	for k, pl := range b.plans {
 		if match(k) && pl.users == 0 {
 			delete(b.plans, k)

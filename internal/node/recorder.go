@@ -1,9 +1,11 @@
 package node
 
 import (
+	"log/slog"
 	"time"
 
 	"github.com/terminus-kv/terminus/core"
+	"github.com/terminus-kv/terminus/core/statemachine"
 	"github.com/terminus-kv/terminus/internal/admin"
 	"github.com/terminus-kv/terminus/internal/flight"
 )
@@ -32,7 +34,24 @@ func (n *Node) record(recs []core.Record) {
 			n.recorder.file = nil
 		}
 	}
+	for i := range recs {
+		if recs[i].Kind == core.RecRung {
+			n.logRung(&recs[i])
+		}
+	}
 	n.recorder.add(n.clock.last, recs, n)
+}
+
+// logRung tells of pages that no simple proof frees. Rung 1 is what every aborted room passes.
+func (n *Node) logRung(r *core.Record) {
+	level := slog.LevelInfo
+	switch r.Rung {
+	case statemachine.NoRung, statemachine.Drain:
+		level = slog.LevelDebug
+	case statemachine.Quarantine:
+		level = slog.LevelWarn
+	}
+	n.log.Log(n.ctx, level, flight.What(r, n.nodeName(r.Peer)), "room", r.Room, "peer", n.nodeName(r.Peer), "reason", r.Reason)
 }
 
 // nodeName is the node of a peer, or "" for none.

@@ -53,7 +53,7 @@ func reasonOf(c contract.Cause) statemachine.Reason {
 }
 
 // detailOf is what the plugin said, for people.
-func detailOf(b *backend, c contract.Cause, detail string) string {
+func detailOf(b *epoch, c contract.Cause, detail string) string {
 	if len(detail) > 256 {
 		detail = detail[:256]
 	}
@@ -68,7 +68,7 @@ func causeName(c contract.Cause) string {
 	return c.String()
 }
 
-func regionError(b *backend, f *contract.RegionFailed) error {
+func regionError(b *epoch, f *contract.RegionFailed) error {
 	return &workerapi.Error{Code: workerapi.BadMemory, Field: "region", Rule: workerapi.RuleMemory, Message: detailOf(b, f.Cause, f.Detail)}
 }
 

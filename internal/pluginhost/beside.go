@@ -67,7 +67,7 @@ func (p *Plugin) Beside(ctx context.Context, spec Spec, accept func(*contract.Ha
 	p.mu.Lock()
 	p.sides[e.n] = s
 	p.mu.Unlock()
-	p.emit(Event{Kind: Up, Epoch: e.n, Handshake: e.hello})
+	p.emit(Event{Kind: Up, Epoch: e.n, Beside: true, Handshake: e.hello})
 	p.log.Info("plugin is up beside its present epoch", "epoch", e.n, "pid", e.proc.pid(), "version", e.hello.PluginVersion)
 	e.serve()
 	p.aside(s)
@@ -130,9 +130,10 @@ func (p *Plugin) aside(s *side) {
 }
 
 // Adopt makes an epoch that Beside started the plugin's own: it is what is restarted and what Status shows,
-// with its spec. The one that was goes on beside it until End.
-func (p *Plugin) Adopt(ctx context.Context, epoch uint32) error {
-	a := adoption{epoch: epoch, done: make(chan error, 1)}
+// with its spec. The one that was, from, goes on beside it until End. If another one than from is the plugin's
+// own by now (it was lost and a restart came first), nothing changes.
+func (p *Plugin) Adopt(ctx context.Context, from, epoch uint32) error {
+	a := adoption{from: from, epoch: epoch, done: make(chan error, 1)}
 	select {
 	case p.adopt <- a:
 	case <-p.done:
@@ -144,8 +145,8 @@ func (p *Plugin) Adopt(ctx context.Context, epoch uint32) error {
 }
 
 type adoption struct {
-	epoch uint32
-	done  chan error
+	from, epoch uint32
+	done        chan error
 }
 
 // take carries out an adoption: it returns the epoch, or nil when that is lost, or ending. old, if not nil,
@@ -153,6 +154,10 @@ type adoption struct {
 func (p *Plugin) take(a adoption, old *epoch) *epoch {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.epoch != nil && p.epoch.n != a.from {
+		a.done <- fmt.Errorf("epoch %d was restarted as epoch %d meanwhile; try again", a.from, p.epoch.n)
+		return nil
+	}
 	s := p.sides[a.epoch]
 	if s == nil || s.leaving || s.epoch.over.Load() {
 		a.done <- fmt.Errorf("epoch %d: %w", a.epoch, ErrEpoch)

@@ -27,7 +27,7 @@ func adopt(t *testing.T, p *Plugin, epoch uint32) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if err := p.Adopt(ctx, epoch); err != nil {
+	if err := p.Adopt(ctx, p.Status().Epoch, epoch); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -145,8 +145,11 @@ func TestBesideLost(t *testing.T) {
 		rec.waitKind(t, Reaped, epoch)
 	}
 	kill(beside(t, p, mode("echo")))
-	if err := p.Adopt(context.Background(), 2); !errors.Is(err, ErrEpoch) {
+	if err := p.Adopt(context.Background(), 1, 2); !errors.Is(err, ErrEpoch) {
 		t.Errorf("an epoch that is lost took over: %v", err)
+	}
+	if err := p.Adopt(context.Background(), 7, 2); err == nil {
+		t.Error("an epoch took over from one that is not there")
 	}
 	alive(t, rec, p, 1, 1)
 	adopt(t, p, beside(t, p, mode("echo")))

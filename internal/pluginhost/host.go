@@ -134,6 +134,7 @@ type Event struct {
 	Kind      Kind
 	Plugin    string // Spec.Name
 	Epoch     uint32 // 0 for Down
+	Beside    bool   // Up: it is not the plugin's own (Plugin.Beside)
 	Handshake *contract.HandshakeResponse
 	Frame     *contract.PluginFrame // owned by the receiver
 	Err       error

@@ -123,6 +123,13 @@ func families() []metric {
 		gauge("quarantined_bytes", "Pages of ended rooms without a proof that nothing can write to them.", func(s *Snapshot) float64 { return float64(s.QuarantinedBytes) }),
 		gauge("quarantined_oldest_age_seconds", "Time since the oldest of them went into quarantine.", func(s *Snapshot) float64 { return s.OldestQuarantine.Seconds() }),
 
+		perRung("rung_entered_total", "Rooms whose pages came to a rung of the fencing ladder: 1 drained, 2 receiver check, 3 fence, 4 quarantine, 5 end of the plugin.", func(r Rung) float64 { return float64(r.Entered) }),
+		perRung("rung_left_total", "Of those, the ones that left it: to the next, or with a proof.", func(r Rung) float64 { return float64(r.Left) }),
+		perRung("rung_seconds_total", "Time that those stood on it.", func(r Rung) float64 { return r.Time.Seconds() }),
+		counter("plugin_replacements_total", "Plugin processes that were to be replaced because of pages in quarantine.", func(s *Snapshot) float64 { return float64(s.Replaced) }),
+		counter("plugin_retired_total", "Plugin processes that a newer one took over from.", func(s *Snapshot) float64 { return float64(s.Retired) }),
+		counter("plugin_retired_cut_total", "Rooms and operations that these still had when their time was over.", func(s *Snapshot) float64 { return float64(s.RetireCut) }),
+
 		vec(asGauge, "ops_outstanding", "Operations given to a backend and not ended.", []string{"backend"}, func(s *Snapshot) map[string]int { return s.OpsOut }, one),
 		family(asGauge, Prefix+"ops_oldest_outstanding_age_seconds", "Age of the oldest of them.", []string{"backend"}, func(s *Snapshot, emit func(float64, ...string)) {
 			for b, age := range s.OldestOp {
@@ -144,6 +151,7 @@ func families() []metric {
 		}),
 		perPlugin(asGauge, "plugin_epoch", "Epoch of the plugin.", func(p Plugin) float64 { return float64(p.Epoch) }),
 		perPlugin(asGauge, "plugin_beat_age_seconds", "Time since the plugin's last beat.", func(p Plugin) float64 { return p.BeatAge.Seconds() }),
+		perPlugin(asGauge, "plugin_processes", "Processes of the plugin: more than one while it is upgraded or replaced.", func(p Plugin) float64 { return float64(p.Epochs) }),
 		perPlugin(asCounter, "plugin_restarts_total", "Restarts of the plugin.", func(p Plugin) float64 { return float64(p.Restarts) }),
 
 		vec(asGauge, "peers", "Other engines by state.", []string{"state"}, func(s *Snapshot) map[string]int { return s.Peers }, one),
@@ -207,6 +215,17 @@ func aliases() []metric {
 		}),
 		failed("num_aborted_requests_total", "Rooms that were aborted (alias).", aborted),
 	}
+}
+
+// rungs of the fencing ladder: one that nothing came to is reported as 0.
+var rungs = []string{"1", "2", "3", "4", "5"}
+
+func perRung(name, help string, read func(Rung) float64) metric {
+	return family(asCounter, Prefix+name, help, []string{"rung"}, func(s *Snapshot, emit func(float64, ...string)) {
+		for _, r := range rungs {
+			emit(read(s.Rungs[r]), r)
+		}
+	})
 }
 
 func perPlugin(kind prometheus.ValueType, name, help string, read func(Plugin) float64) metric {

@@ -40,6 +40,11 @@ type Snapshot struct {
 	QueueDepth int               // accepted, not admitted
 	Refused    map[string]uint64 // refused requests of workers, by limit or cause
 
+	Rungs     map[string]Rung // of the fencing ladder, by number
+	Replaced  uint64          // plugin epochs that were to be replaced because of pages in quarantine
+	Retired   uint64          // epochs that a newer one took over from
+	RetireCut uint64          // rooms and ops that these had when their time was over
+
 	Plugins   []Plugin
 	Peers     map[string]int // by state
 	Sessions  map[string]int // workers, by role
@@ -69,6 +74,12 @@ type (
 	BadFrame    struct{ Source, Code string }             // worker, peer, plugin
 )
 
+// Rung is how often pages stood on a rung of the fencing ladder, and how long those that left it.
+type Rung struct {
+	Entered, Left uint64
+	Time          time.Duration
+}
+
 // Plugin is one plugin of the snapshot.
 type Plugin struct {
 	Name, Version string
@@ -76,4 +87,5 @@ type Plugin struct {
 	Epoch         uint32
 	BeatAge       time.Duration
 	Restarts      uint64
+	Epochs        int // processes that are live
 }

@@ -36,9 +36,10 @@ func sample() Snapshot {
 			{Role: "destination", State: "ended", Count: 40},
 		},
 		Unreleased: 4, OldestUnreleased: 90 * time.Second,
-		Opened:      map[RoleBackend]uint64{{"source", "tcp"}: 44, {"destination", "tcp"}: 42},
-		Verdicts:    map[Verdict]uint64{{"source", "success"}: 38, {"source", "stalled"}: 1, {"destination", "bootstrap_timeout"}: 2, {"source", "aborted"}: 1},
-		Late:        map[string]uint64{"verdict": 1, "op_end": 2},
+		Opened:   map[RoleBackend]uint64{{"source", "tcp"}: 44, {"destination", "tcp"}: 42},
+		Verdicts: map[Verdict]uint64{{"source", "success"}: 38, {"source", "stalled"}: 1, {"destination", "bootstrap_timeout"}: 2, {"source", "aborted"}: 1},
+		Late:     map[string]uint64{"verdict": 1, "op_end": 2},
+		Rungs:    map[string]Rung{"1": {Entered: 3, Left: 2, Time: 7 * time.Second}, "4": {Entered: 1}}, Replaced: 1, Retired: 2, RetireCut: 3,
 		PinnedBytes: 283 << 20, QuarantinedBytes: 1 << 20, RegisteredBytes: 4 << 30, OldestPinned: 3 * time.Second, OldestQuarantine: time.Minute,
 		OpsOut: map[string]int{"tcp": 5}, OldestOp: map[string]time.Duration{"tcp": 1500 * time.Millisecond}, OpsHeld: 2, QueueDepth: 1,
 		OpsTotal:   map[OpEnd]uint64{{"tcp", "done"}: 90, {"tcp", "aborted"}: 1},
@@ -180,7 +181,7 @@ func TestComputedAtScrape(t *testing.T) {
 func TestLabelsAreBounded(t *testing.T) {
 	bounded := map[string]bool{
 		"role": true, "state": true, "reason": true, "kind": true, "direction": true, "lane": true, "end": true, // closed enums
-		"code": true, "source": true, "cause": true,
+		"code": true, "source": true, "cause": true, "rung": true,
 		"backend": true, "plugin": true, "version": true, "node": true, // of the configuration
 	}
 	const names = "variableLabels: {"

@@ -22,7 +22,8 @@ type Engine struct {
 	Models  []admin.GroupInfo
 	Grounds map[string][]string // why of a group
 	Drained admin.DrainResult
-	Err     error // of every call
+	Steps   []admin.UpgradeStep // of an upgrade
+	Err     error               // of every call
 
 	mu    sync.Mutex
 	calls []string
@@ -137,6 +138,20 @@ func (e *Engine) GroupWhy(_ context.Context, name string) ([]string, error) {
 	return w, e.Err
 }
 
+// UpgradePlugin sends Steps.
+func (e *Engine) UpgradePlugin(_ context.Context, name string, u admin.Upgrade) (<-chan admin.UpgradeStep, error) {
+	e.called("upgrade %s %+v", name, u)
+	if e.Err != nil {
+		return nil, e.Err
+	}
+	ch := make(chan admin.UpgradeStep, len(e.Steps))
+	for _, s := range e.Steps {
+		ch <- s
+	}
+	close(ch)
+	return ch, nil
+}
+
 // Drain returns Drained.
 func (e *Engine) Drain(context.Context) (admin.DrainResult, error) {
 	e.called("drain")
@@ -162,7 +177,8 @@ func Sample() *Engine {
 			8131776411: {"source room 8131776411 is Transferring for 12.4s and waits for plugin tcp (epoch 2) to end 3 operations towards decode-0; in 2.6s the stall clock ends it as Failed(stalled)."},
 		},
 		Plugs: []admin.PluginInfo{{Name: "tcp", Kind: "transfer", Version: "0.1.0", State: "up", Exec: "built in", Restarts: 1, Features: []string{"receiver_checked", "byte_progress"},
-			Epochs: []admin.PluginEpoch{{Epoch: 2, State: "ready", PID: 4130, UptimeNS: ns(time.Hour), BeatAgeNS: ns(300 * time.Millisecond), Ops: 3}}}},
+			Epochs: []admin.PluginEpoch{{Epoch: 2, State: "ready", PID: 4130, UptimeNS: ns(time.Hour), BeatAgeNS: ns(300 * time.Millisecond), Ops: 3},
+				{Epoch: 1, State: "retiring", PID: 4127, UptimeNS: ns(3 * time.Hour), BeatAgeNS: ns(100 * time.Millisecond), Rooms: 1, EndsInNS: ns(299 * time.Second)}}}},
 		Engines: []admin.PeerInfo{{Node: "decode-0", Address: "unix:/run/terminus/decode-0/peer.sock", Incarnation: 9, State: "ready", SinceNS: ns(3 * time.Hour), HeardNS: ns(200 * time.Millisecond), SameHost: true, Backends: []string{"tcp"}, Rooms: 1, OpsOut: 3}},
 		Models: []admin.GroupInfo{
 			{Name: "llama-d", Role: "destination", Node: "decode-0", Size: 4, Ranks: []int32{0, 1}, Elsewhere: []int32{3}, Missing: []int32{2}},
@@ -174,5 +190,9 @@ func Sample() *Engine {
 		},
 		Grounds: map[string][]string{"llama-d": {"group \"llama-d\" (destination, 4 ranks) waits for rank 2 to connect, with ranks 0 and 1 at \"decode-0\", rank 3 at \"decode-1\"."}},
 		Drained: admin.DrainResult{Clean: true},
+		Steps: []admin.UpgradeStep{
+			{What: "starting the next process of tcp beside epoch 2"}, {Epoch: 2, What: "epoch 2 has 1 rooms and 0 operations left, and at most 5m0s", Rooms: 1, EndsInNS: ns(5 * time.Minute)},
+			{Epoch: 2, What: "epoch 2 is gone, no process of it is left"}, {Done: true},
+		},
 	}
 }
