@@ -43,6 +43,6 @@ from .status import KVPoll, Residency
 __all__ = [
     "BadDescriptor", "BadField", "BadFrame", "BadMemory", "BadState", "Client", "ConnectFailed", "Draining",
     "EngineLost", "Failure", "GroupChange", "GroupItem", "KVPoll", "Layout", "LimitExceeded", "NoBackend",
-    "NotReusable", "Part", "Pending", "ProtocolError", "Refused", "Region", "RequestTimeout", "Residency", "Room", "Staging", "Tensor",
-    "TerminusError",
+    "NotReusable", "Part", "Pending", "ProtocolError", "Refused", "Region", "RequestTimeout", "Residency", "Room",
+    "Staging", "Tensor", "TerminusError",
 ]

@@ -2,6 +2,8 @@
 TERMINUS_TEST_SOCKET=SOURCE,DESTINATION: also pages from a source at the first to a destination at the second."""
 import array
 import os
+import subprocess
+import sys
 import unittest
 
 import support
@@ -87,6 +89,26 @@ class RealEngine(support.Case):
         for client, region in ((source, there), (destination, here)):
             client.close()
             self.eventually(region.released, 60)
+
+
+@unittest.skipUnless(len(SOCKETS) > 1, "TERMINUS_TEST_SOCKET does not name two engines")
+class GroupRanks(support.Case):
+    """The example: two groups of two rank processes, in lockstep as the ranks of a model are."""
+
+    def run_example(self, *more):
+        return subprocess.run([sys.executable, os.path.join(support.ROOT, "examples", "group_ranks.py"), *SOCKETS[:2],
+                               "--skew", "0.02", *more], capture_output=True, text=True, timeout=180)
+
+    def test_list_keeps_the_ranks_together(self):
+        done = self.run_example("--requests", "24")
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        for side in ("prefill", "decode"):
+            self.assertRegex(done.stdout, f"{side} rank 0: 24 requests, 21 Success, 3 Failed, .* same batch")
+
+    def test_ranks_that_poll_by_themselves_diverge(self):
+        done = self.run_example("--each-polls")
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertRegex(done.stderr, r"rank \d: Diverged: tick \d+: rank 0 runs \[.*\], rank 1 runs \[.*\]")
 
 
 if __name__ == "__main__":

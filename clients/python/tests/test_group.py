@@ -52,7 +52,7 @@ class Decides(GroupCase):
         got = self.list(first)
         self.assertEqual(got, [(1, 0, KVPoll.Failed, "worker_lost")])
         change, = second.apply_group(got)
-        self.assertEqual((change.opened, change.status, change.reason), (rooms[second][1], KVPoll.Failed, "worker_lost"))
+        self.assertEqual(tuple(change), (1, 0, KVPoll.Failed, "worker_lost", rooms[second][1]))
         self.assertTrue(rooms[second][1].reusable)
         self.assertFalse(rooms[second][0].reusable)
         self.assertFalse(rooms[first][1].reusable)
