@@ -21,6 +21,7 @@ type Effects struct {
 	Frames  []FrameEffect
 	Plugin  []PluginEffect
 	Records []Record
+	Stages  []StageEffect
 	// Gone lists sessions that are down and of which no page is touched by anybody any more: the host
 	// may drop their memory.
 	Gone []SessionID
@@ -39,7 +40,7 @@ type Effects struct {
 // Reset empties the buffers and keeps their memory, unless a burst has made them very large.
 func (e *Effects) Reset() {
 	e.Auxes, e.Words, e.Replies, e.Frames, e.Plugin = empty(e.Auxes), empty(e.Words), empty(e.Replies), empty(e.Frames), empty(e.Plugin)
-	e.Records, e.Gone, e.Drained = empty(e.Records), empty(e.Gone), false
+	e.Records, e.Stages, e.Gone, e.Drained = empty(e.Records), empty(e.Stages), empty(e.Gone), false
 	e.runs, e.ranks, e.parts = empty(e.runs), empty(e.ranks), empty(e.parts)
 	e.sent, e.sentParts, e.grantParts = empty(e.sent), empty(e.sentParts), empty(e.grantParts)
 }

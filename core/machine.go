@@ -551,6 +551,7 @@ func (m *Machine) ended(r *room) {
 
 // publish writes the words of a record's ranks that changed.
 func (m *Machine) publish(r *room) {
+	m.stage(r)
 	status := r.sm.Status()
 	for i := r.ranks; i != nil32; {
 		k := m.ranks.at(i)

@@ -38,6 +38,7 @@ type room struct {
 	rungArmed   statemachine.Rung
 	clockLog2   uint8
 	deadline    uint8 // log2 + 1; 0: none
+	stage       Stage
 
 	peer             PeerID // nilPeer: not known yet
 	group, peerGroup int32  // interned names
@@ -54,6 +55,7 @@ type room struct {
 	flight int64 // P: bytes of open ops that progressed
 	opened int64
 	since  int64 // of the state
+	staged int64 // since when it is in its stage
 	rung   int64 // D: since when its pages stand on their rung
 	toldAt int64
 }

@@ -108,10 +108,12 @@ type Env struct {
 	Now       time.Duration
 	Connected bool
 	// OnStep, if set, sees every batch before an engine steps over it.
-	OnStep   func(g *Engine, in []core.Event)
-	verdicts map[statemachine.Opener]verdict
-	seq      uint64
-	log      io.Writer
+	OnStep func(g *Engine, in []core.Event)
+	// OnEffects, if set, sees what it asks for then.
+	OnEffects func(g *Engine, out *core.Effects)
+	verdicts  map[statemachine.Opener]verdict
+	seq       uint64
+	log       io.Writer
 }
 
 // New returns two engines that have said Hello to each other, each with the workers of one group.
@@ -350,6 +352,9 @@ func (e *Env) Step(g *Engine, in ...core.Event) {
 		e.OnStep(g, in)
 	}
 	g.M.Step(int64(e.Now), in, &out)
+	if e.OnEffects != nil {
+		e.OnEffects(g, &out)
+	}
 	var answers []core.Event
 	for _, r := range out.Replies {
 		g.Replies = append(g.Replies, r)

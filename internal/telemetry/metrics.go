@@ -280,7 +280,7 @@ func newCollector(src Source, b Build, log *Limiter) *collector {
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.up, c.info, c.suppressed} {
+	for _, d := range []*prometheus.Desc{c.up, c.info, c.suppressed, stagesDesc} {
 		ch <- d
 	}
 	for _, m := range c.families {
@@ -301,6 +301,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	if err != nil {
 		return
 	}
+	collectStages(&s, ch)
 	for _, m := range c.families {
 		m.read(&s, func(value float64, labels ...string) {
 			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, value, labels...)

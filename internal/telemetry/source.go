@@ -23,6 +23,7 @@ type Snapshot struct {
 	OldestUnreleased time.Duration
 	Opened           map[RoleBackend]uint64 // opens accepted
 	Verdicts         map[Verdict]uint64
+	Stages           map[RoomStage]Histogram
 	Late             map[string]uint64 // messages dropped because they came too late, by kind (frame, op, worker)
 	Disagreed        uint64            // (outcome_unknown or engine_lost, Success) pairs known here
 

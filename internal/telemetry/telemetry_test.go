@@ -38,6 +38,7 @@ func sample() Snapshot {
 		Unreleased: 4, OldestUnreleased: 90 * time.Second,
 		Opened:   map[RoleBackend]uint64{{"source", "tcp"}: 44, {"destination", "tcp"}: 42},
 		Verdicts: map[Verdict]uint64{{"source", "success"}: 38, {"source", "stalled"}: 1, {"destination", "bootstrap_timeout"}: 2, {"source", "aborted"}: 1},
+		Stages:   map[RoomStage]Histogram{{"source", "transfer"}: took(0, time.Millisecond, 3*time.Millisecond, 20*time.Second, time.Hour), {"destination", "queued"}: took(time.Second)},
 		Late:     map[string]uint64{"verdict": 1, "op_end": 2},
 		Rungs:    map[string]Rung{"1": {Entered: 3, Left: 2, Time: 7 * time.Second}, "4": {Entered: 1}}, Replaced: 1, Retired: 2, RetireCut: 3,
 		PinnedBytes: 283 << 20, QuarantinedBytes: 1 << 20, RegisteredBytes: 4 << 30, OldestPinned: 3 * time.Second, OldestQuarantine: time.Minute,
@@ -50,6 +51,13 @@ func sample() Snapshot {
 		BadFrames: map[BadFrame]uint64{{"worker", "bad_field"}: 3},
 		Lag:       700 * time.Millisecond, LagTotal: 1, Steps: 1234,
 	}
+}
+
+func took(all ...time.Duration) (h Histogram) {
+	for _, d := range all {
+		h.Observe(d)
+	}
+	return h
 }
 
 func scrape(t *testing.T, h http.Handler) string {
@@ -120,6 +128,7 @@ func TestZeros(t *testing.T) {
 		`terminus_rooms{role="source",state="confirmed"} 0`,
 		`terminus_rooms_oldest_nonterminal_age_seconds{role="destination",state="bound"} 0`,
 		`terminus_rooms_overdue 0`, `terminus_rooms_ended_total{reason="stalled",role="source"} 0`,
+		`terminus_room_stage_seconds_count{role="destination",stage="drain"} 0`, `terminus_room_stage_seconds_bucket{role="source",stage="queued",le="0.001"} 0`,
 		`terminus_quarantined_bytes 0`, `terminus_up 1`, `sglang:num_prefill_inflight_queue_reqs 0`,
 	} {
 		if !strings.Contains(got, want+"\n") {
@@ -176,16 +185,35 @@ func TestComputedAtScrape(t *testing.T) {
 	expect("idle again", "0", "2")
 }
 
+// TestStages: a metric of a queue's time showed the value of one request (sglang#19009). Here it is a histogram of
+// all that left a stage, a duration in the first bucket whose bound it does not exceed.
+func TestStages(t *testing.T) {
+	h := took(0, time.Millisecond, time.Millisecond+1, 5*time.Minute, time.Hour)
+	then := h.Clone()
+	h.Observe(time.Second)
+	got := scrape(t, bare(&fixed{s: Snapshot{Stages: map[RoomStage]Histogram{{"source", "verdict"}: then}}}))
+	for _, want := range []string{
+		`bucket{role="source",stage="verdict",le="0.001"} 2`, `bucket{role="source",stage="verdict",le="0.005"} 3`,
+		`bucket{role="source",stage="verdict",le="60"} 3`, `bucket{role="source",stage="verdict",le="300"} 4`,
+		`bucket{role="source",stage="verdict",le="+Inf"} 5`, `count{role="source",stage="verdict"} 5`,
+		`sum{role="source",stage="verdict"} 3900.002000001`, `count{role="source",stage="queued"} 0`,
+	} {
+		if !strings.Contains(got, "terminus_room_stage_seconds_"+want+"\n") {
+			t.Errorf("no %s in\n%s", want, got)
+		}
+	}
+}
+
 // TestLabelsAreBounded: a label of tenants made series without bound (llm-d-batch-gateway#202). Here a label is
 // one of these, and whatever a peer or a worker may name freely is none of them.
 func TestLabelsAreBounded(t *testing.T) {
 	bounded := map[string]bool{
-		"role": true, "state": true, "reason": true, "kind": true, "direction": true, "lane": true, "end": true, // closed enums
+		"role": true, "state": true, "reason": true, "kind": true, "direction": true, "lane": true, "end": true, "stage": true, // closed enums
 		"code": true, "source": true, "cause": true, "rung": true,
 		"backend": true, "plugin": true, "version": true, "node": true, // of the configuration
 	}
 	const names = "variableLabels: {"
-	for _, m := range families() {
+	for _, m := range append(families(), metric{desc: stagesDesc}) {
 		_, labels, ok := strings.Cut(m.desc.String(), names)
 		if !ok {
 			t.Fatalf("no labels in %s", m.desc)
