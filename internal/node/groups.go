@@ -192,7 +192,7 @@ type pairing struct {
 
 func (p *pairing) same(q *pairing) bool {
 	a, b := &p.ev, &q.ev
-	return a.Role == b.Role && a.Size == b.Size && a.Reason == b.Reason && a.Detail == b.Detail && slices.Equal(a.Backends, b.Backends) && slices.Equal(a.Ranks, b.Ranks)
+	return a.Role == b.Role && a.Size == b.Size && a.Reason == b.Reason && a.Detail == b.Detail && a.Map == b.Map && slices.Equal(a.Backends, b.Backends) && slices.Equal(a.Ranks, b.Ranks)
 }
 
 // pairGroups tells the core which group here may work with which group at a peer, or why not, and where the

@@ -36,7 +36,7 @@ func newGroupNode(t *testing.T, name string, spans bool) groupNode {
 	return groupNode{n, t}
 }
 
-var testLayout = layout.Cache{DType: "bf16", Layers: 2, KVHeads: 8, HeadDim: 64, PageTokens: 16, Kind: "mha"}
+var testLayout = layout.Cache{DType: "bf16", Layers: 2, KVHeads: 8, HeadDim: 64, PageTokens: 16, Kind: "mha", Order: "nhd"}
 
 // host makes ranks of a group those of this engine.
 func (n groupNode) host(name string, role statemachine.Role, size int32, ranks ...int32) {
@@ -139,6 +139,10 @@ func TestGroupOfOldRelease(t *testing.T) {
 	n.expect("an old release", "decode with prefill at a: source [0] of 2 by [tcp]", "decode with prefill at a"+why, "decode with prefill at c"+why)
 	n.announce("c", announced("other", src, 1, 0))
 	n.expect("its own groups", "decode with other at c: source [0] of 1 by [tcp]")
+	larger := announced("other", src, 1, 0)
+	larger.Layout.PageTokens = 32
+	n.announce("c", larger)
+	n.expect("with other pages, hence another map", "decode with other at c: source [0] of 1 by [tcp]")
 }
 
 // TestGroupSpansEnginesRefused: as long as the core does not serve them, such groups are refused by name, and one
