@@ -443,6 +443,7 @@ func (n *Node) snapshot() telemetry.Snapshot {
 	s := telemetry.Snapshot{
 		Opened: map[telemetry.RoleBackend]uint64{}, Verdicts: map[telemetry.Verdict]uint64{}, OpsOut: map[string]int{},
 		OpsTotal: map[telemetry.OpEnd]uint64{}, MovedBytes: map[telemetry.Moved]uint64{}, Peers: map[string]int{}, Sessions: map[string]int{},
+		Stages:    map[telemetry.RoomStage]telemetry.Histogram{},
 		BadFrames: map[telemetry.BadFrame]uint64{}, Late: map[string]uint64{"all": st.Dropped}, Refused: map[string]uint64{"all": st.Refused},
 		QueueDepth: c.Waiting, OpsHeld: c.Queued, PinnedBytes: c.Pinned, Draining: n.draining, Frozen: n.frozen != "",
 		Lag: n.clock.paused, LagTotal: n.clock.pauses, Steps: n.steps.Load(),
@@ -516,6 +517,11 @@ func (n *Node) snapshot() telemetry.Snapshot {
 		s.Plugins = append(s.Plugins, p)
 		for _, e := range b.epochs {
 			s.OpsOut[b.name] += len(e.ops)
+		}
+	}
+	for _, role := range []statemachine.Role{statemachine.Source, statemachine.Destination} {
+		for stage := core.StageQueued; stage < core.NumStages; stage++ {
+			s.Stages[telemetry.RoomStage{Role: role.String(), Stage: stage.String()}] = n.stages[role][stage].Clone()
 		}
 	}
 	maps.Copy(s.OpsTotal, n.opEnds)

@@ -3,6 +3,9 @@ package node_test
 import (
 	"context"
 	"errors"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -233,4 +236,44 @@ func TestDrainIsTheNextClock(t *testing.T) {
 	must(t, r.Abort(ctx))
 	must(t, r.Release(ctx))
 	must(t, <-drained)
+}
+
+// TestStageMetrics: what rooms spent their time in is at /metrics, of both engines.
+func TestStageMetrics(t *testing.T) {
+	dir := tempDir(t)
+	pe, de := start(t, dir, "p"), start(t, dir, "d")
+	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
+	handOver(t, p, d, 1, []int32{1, 2}, []int32{3, 4})
+	for _, c := range []struct {
+		e    *engine
+		want string
+	}{
+		{pe, `terminus_room_stage_seconds_count{role="source",stage="transfer"} 1`},
+		{pe, `terminus_room_stage_seconds_count{role="source",stage="verdict"} 1`},
+		{de, `terminus_room_stage_seconds_count{role="destination",stage="bootstrap"} 1`},
+		{de, `terminus_room_stage_seconds_count{role="destination",stage="transfer"} 1`},
+		{de, `terminus_room_stage_seconds_count{role="source",stage="transfer"} 0`},
+	} {
+		if got := c.e.metrics(t); !strings.Contains(got, c.want+"\n") {
+			t.Errorf("no %s in\n%s", c.want, got)
+		}
+	}
+}
+
+// metrics is what a scrape of the admin socket gives.
+func (e *engine) metrics(t *testing.T) string {
+	t.Helper()
+	socket := e.cfg.Admin.Socket
+	c := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	defer c.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(short(t), http.MethodGet, "http://engine/metrics", nil)
+	must(t, err)
+	res, err := c.Do(req)
+	must(t, err)
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	must(t, err)
+	return string(body)
 }

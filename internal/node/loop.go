@@ -184,6 +184,10 @@ func (n *Node) apply() {
 		n.peersDead = dead
 		n.dropDead()
 	}
+	for i := range out.Stages {
+		s := &out.Stages[i]
+		n.stages[s.Role][s.Stage].Observe(s.Took)
+	}
 	if len(out.Records) > 0 {
 		n.record(out.Records)
 	}

@@ -92,6 +92,8 @@ type Node struct {
 	recorder   recorder
 	bad        counters
 
+	stages [3][core.NumStages]telemetry.Histogram // by role
+
 	workers *workerapi.Server
 	links   *peer.Links
 	host    *pluginhost.Host
