@@ -95,7 +95,7 @@ func (m *Machine) place(idx int32, r *room) bool {
 		if pl.receiverChecked {
 			r.grant = grantAsked
 			e := m.plugin(PluginGrant, b, pl.epoch)
-			e.Room, e.D, e.Grant = r.id, r.sm.Own, grantID(idx, r)
+			e.Room, e.D, e.Grant, e.Peer = r.id, r.sm.Own, grantID(idx, r), r.peer
 			first := len(m.out.grantParts)
 			for p := r.dst; p != nil32; p = m.parts.at(p).next {
 				m.out.grantParts = append(m.out.grantParts, GrantPart{Pool: m.parts.at(p).pool, Runs: m.effectRuns(m.parts.at(p).runs)})

@@ -182,12 +182,14 @@ type Peer struct {
 // Opener mirrors contract.Opener as a comparable value.
 type Opener struct{ Incarnation, Sequence uint64 }
 
-// Grant is the pages of one destination opener. Covers tells whether a byte range belongs to it.
+// Grant is the pages of one destination opener. Admits tells who may write them, Covers whether a byte range
+// belongs to it.
 type Grant struct {
 	ID          uint64
 	Destination Opener
 	Parts       []GrantPart
-	Data        any // the backend's own
+	Writers     []string // nodes; none: every admitted writer
+	Data        any      // the backend's own
 }
 
 // GrantPart is pages of one local pool.

@@ -68,6 +68,12 @@ func NewPageSet(runs ...Run) PageSet {
 	return set
 }
 
+// Admits tells whether the writers of a node (Peer.Node, as Accept got it) may write under this grant. A backend
+// with FeatureReceiverChecked asks besides Covers: an opener is no secret.
+func (g *Grant) Admits(node string) bool {
+	return len(g.Writers) == 0 || slices.Contains(g.Writers, node)
+}
+
 // Covers tells whether every byte of [off, off+n) of the region belongs to a granted page. A backend
 // with FeatureReceiverChecked asks before it copies a slice. An empty range is covered.
 func (g *Grant) Covers(region, off, n uint64) bool {

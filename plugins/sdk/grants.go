@@ -2,6 +2,7 @@ package sdk
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
 )
@@ -62,7 +63,10 @@ func (s *Session) newGrant(m *contract.Grant) (*grantState, error) {
 	if err != nil {
 		return nil, breached("%w", err)
 	}
-	g := &grantState{Grant: Grant{ID: m.Grant, Destination: destination}}
+	g := &grantState{Grant: Grant{ID: m.Grant, Destination: destination, Writers: m.Writers}}
+	if slices.Contains(m.Writers, "") {
+		return nil, breached("Grant.writers names a node that is empty")
+	}
 	for i, part := range m.Parts {
 		e, ok := s.pools[part.GetPool()]
 		if !ok || e.err != nil {

@@ -415,12 +415,20 @@ func TestGrants(t *testing.T) {
 	if r.Revoke(id+1000, sdk.Opener{Incarnation: 3, Sequence: 5}) || (<-revoked).Sequence != 5 {
 		t.Error("an unknown grant must still be refused for good")
 	}
+	if !got.Admits("anybody") {
+		t.Error("a grant that names no writers refuses one")
+	}
+	r.GrantTo([]string{"a", "b"}, o, r.dstPool, sdk.Run{Start: 2, Count: 1, Stride: 1})
+	if !got.Admits("b") || got.Admits("c") || got.Admits("") {
+		t.Errorf("grant for a and b: %+v", got)
+	}
 	for name, m := range map[string]*contract.Grant{
-		"no opener":   {Parts: []*contract.GrantPart{{Pool: r.dstPool}}},
-		"pool":        {Destination: &contract.Opener{Incarnation: 1, Sequence: 1}, Parts: []*contract.GrantPart{{Pool: 1 << 50}}},
-		"page":        {Destination: &contract.Opener{Incarnation: 1, Sequence: 1}, Parts: []*contract.GrantPart{{Pool: r.dstPool, Pages: &contract.Runs{Start: []uint32{16}, Count: []uint32{1}}}}},
-		"nothing":     {Destination: &contract.Opener{Incarnation: 1, Sequence: 1}, Parts: []*contract.GrantPart{nil}},
-		"the backend": {Destination: &contract.Opener{Incarnation: 1, Sequence: 13}},
+		"a writer without a name": {Destination: &contract.Opener{Incarnation: 1, Sequence: 1}, Writers: []string{"a", ""}},
+		"no opener":               {Parts: []*contract.GrantPart{{Pool: r.dstPool}}},
+		"pool":                    {Destination: &contract.Opener{Incarnation: 1, Sequence: 1}, Parts: []*contract.GrantPart{{Pool: 1 << 50}}},
+		"page":                    {Destination: &contract.Opener{Incarnation: 1, Sequence: 1}, Parts: []*contract.GrantPart{{Pool: r.dstPool, Pages: &contract.Runs{Start: []uint32{16}, Count: []uint32{1}}}}},
+		"nothing":                 {Destination: &contract.Opener{Incarnation: 1, Sequence: 1}, Parts: []*contract.GrantPart{nil}},
+		"the backend":             {Destination: &contract.Opener{Incarnation: 1, Sequence: 13}},
 	} {
 		m.Grant = uint64(5000 + len(name))
 		r.Send(&contract.HostEvent{Event: &contract.HostEvent_Grant{Grant: m}})

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -81,13 +82,21 @@ func (t *openers) find(d sdk.Opener) *opener {
 	return t.live[d]
 }
 
-// covers tells whether every byte of [off, off+n) of the region belongs to a granted page. hint holds
-// the number of the tensor that fitted last time; neighbouring copies mostly stay in one.
-func (o *opener) covers(region, off, n uint64, hint *int) bool {
+// admits tells whether writers of the node may write any page of the opener.
+func (o *opener) admits(node string) bool {
+	return slices.ContainsFunc(*o.grants.Load(), func(g *sdk.Grant) bool { return g.Admits(node) })
+}
+
+// covers tells whether every byte of [off, off+n) of the region belongs to a page that is granted to the
+// node. hint holds the number of the tensor that fitted last time; neighbouring copies mostly stay in one.
+func (o *opener) covers(node string, region, off, n uint64, hint *int) bool {
 	grants := o.grants.Load()
 	for n > 0 {
 		took := uint64(0)
 		for _, g := range *grants {
+			if !g.Admits(node) {
+				continue
+			}
 			for i := range g.Parts {
 				if took = covered(&g.Parts[i], region, off, n, hint); took > 0 {
 					break

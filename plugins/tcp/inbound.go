@@ -242,6 +242,8 @@ func (in *inbound) begin(id uint64, op begin) error {
 	switch {
 	case o.opener == nil:
 		in.refuse(o, &refusal{cause: contract.Cause_CAUSE_REFUSED, detail: fmt.Sprintf("opener %d/%d is not granted", op.Destination.Incarnation, op.Destination.Sequence)})
+	case !o.opener.admits(in.w.key.node): // another peer's: an opener is no secret
+		in.refuse(o, &refusal{cause: contract.Cause_CAUSE_REFUSED, detail: fmt.Sprintf("opener %d/%d is not granted to node %s", op.Destination.Incarnation, op.Destination.Sequence, in.w.key.node)})
 	case len(in.ops) >= maxInboundOps:
 		in.refuse(o, &refusal{cause: contract.Cause_CAUSE_LIMIT, detail: fmt.Sprintf("more than %d ops on one connection", maxInboundOps)})
 	case op.bytes == 0 || op.bytes > maxOpBytes:
@@ -353,7 +355,7 @@ func (in *inbound) place(o *inboundOp, id, off, n uint64) ([]byte, *refusal) {
 		}
 		in.target = t
 	}
-	if !within(off, n, len(t.bytes)) || !o.opener.covers(id, off, n, &in.hint) {
+	if !within(off, n, len(t.bytes)) || !o.opener.covers(in.w.key.node, id, off, n, &in.hint) {
 		return nil, &refusal{cause: contract.Cause_CAUSE_BOUNDS, detail: fmt.Sprintf("bytes [%d, +%d) of region %d are not granted", off, n, id)}
 	}
 	return t.bytes[off : off+n], nil

@@ -200,6 +200,44 @@ func TestOpRefusals(t *testing.T) {
 	}
 }
 
+// TestGrantOfAnotherPeer: a hostile admitted writer that knows a live opener, its pages and their place cannot write
+// there, because the grant names another node. What it says is counted, and the room's own writer is not disturbed.
+func TestGrantOfAnotherPeer(t *testing.T) {
+	b, h, r, pool := rawTarget(t, options{})
+	token := bytes.Repeat([]byte{3}, tokenLen)
+	if err := b.Accept(&sdk.Peer{Node: "hostile", Incarnation: 1, Epoch: 1, Token: token}); err != nil {
+		t.Fatal(err)
+	}
+	h.GrantTo([]string{"writer"}, sdktest.Destination, pool, sdktest.Pages(0, 8)...)
+	page := bytes.Repeat([]byte{0xEE}, 4096)
+	hostile := dialRaw(t, b, h, "hostile", token)
+	attack := func(id uint64, off uint64) {
+		t.Helper()
+		hostile.send(putBegin(nil, id, generation, 4096, 8<<20))
+		hostile.send(data(id, page, piece{r.ID, off, 4096}))
+		a, why := hostile.answer()
+		if a.kind != frameFailed || a.id != id || contract.Cause(a.count) != contract.Cause_CAUSE_REFUSED && contract.Cause(a.count) != contract.Cause_CAUSE_BOUNDS {
+			t.Fatalf("op %d of another peer: answer %+v %s, want a refusal", id, a, why)
+		}
+	}
+	attack(1, 0)
+	if n := b.Counters()["late_refused"]; n != 1 {
+		t.Errorf("late_refused is %d, want 1", n)
+	}
+	// One page of the same opener is its own: that opens no other.
+	h.GrantTo([]string{"hostile"}, sdktest.Destination, pool, sdktest.Pages(9, 1)...)
+	attack(2, 0)
+	if !bytes.Equal(r.Bytes, make([]byte, len(r.Bytes))) {
+		t.Fatal("bytes of another peer landed")
+	}
+	w := dialRaw(t, b, h, "writer", make([]byte, tokenLen))
+	w.send(putBegin(nil, 1, generation, 4096, 8<<20))
+	w.send(data(1, page, piece{r.ID, 0, 4096}))
+	if a, why := w.answer(); a.kind != frameDone {
+		t.Fatalf("the named writer: answer %+v %s, want done", a, why)
+	}
+}
+
 // TestHalfSlice: a slice whose sender stalls in the middle holds nothing open. Revoke returns quiet and
 // the rest changes no page.
 func TestHalfSlice(t *testing.T) {
@@ -337,7 +375,7 @@ func TestCovers(t *testing.T) {
 		o, hint := table.find(sdktest.Destination), r.IntN(9)
 		for range 200 {
 			region, off, n := 1+r.Uint64N(3), r.Uint64N(150), 1+r.Uint64N(30)
-			if got, want := o.covers(region, off, n, &hint), g.Covers(region, off, n); got != want {
+			if got, want := o.covers("writer", region, off, n, &hint), g.Covers(region, off, n); got != want {
 				t.Fatalf("covers(%d, %d, %d) = %v, want %v: %+v", region, off, n, got, want, g.Parts)
 			}
 		}

@@ -54,6 +54,42 @@ func init() {
 			},
 		},
 		Case{
+			ID: "generation/other-writer", Rule: "R3", Profile: TransferQuiesce, Needs: checked,
+			Title: "a writer that a grant does not name cannot use its opener",
+			Script: `
+> Grant of all pages to opener X, for another node
+> Submit of X
+< Accepted, then Failed(CAUSE_REFUSED or CAUSE_BOUNDS)
+= no byte lands; late_refused of the receiver has grown
+> Grants to opener Y of pages 0-3, for the writer and for another node, of pages 4-7, for another node
+> Submits of Y into pages 4-7, into 2-5
+< for each: Accepted, then Failed(CAUSE_REFUSED or CAUSE_BOUNDS)
+> Submit of Y into pages 0-3
+< Accepted, Done
+> Grant to opener Z that names no writer; Submit of Z
+< Accepted, Done`,
+			Run: func(t *T) {
+				p := t.Path(Shape{Pages: 8, PageBytes: 4096, NoGrant: true})
+				x, y, z := p.NewGeneration(), p.NewGeneration(), p.NewGeneration()
+				elsewhere := []string{p.From.ID.Node + "-elsewhere"}
+				p.GrantTo(elsewhere, x.Destination, p.Dst, Pages(0, 8)...)
+				before := p.To.Stats().LateRefused
+				generationRefused(t, p.Submit(Submit{Src: Pages(0, 8), Dst: Pages(0, 8), Generation: x, Change: lands(nothing)}))
+				after := p.To.Stats().LateRefused
+				t.Check(after > before, "R3", "Stats.late_refused of the receiver to count what was refused", "%d before, %d after a refused op", before, after)
+				p.GrantTo(append(elsewhere, p.From.ID.Node), y.Destination, p.Dst, Pages(0, 4)...)
+				p.GrantTo(elsewhere, y.Destination, p.Dst, Pages(4, 4)...)
+				generationRefused(t, p.Submit(Submit{Src: Pages(4, 4), Dst: Pages(4, 4), Generation: y, Change: lands(nothing)}))
+				tensor := p.Dst.Tensors[0]
+				op, m := p.prepare(Submit{Src: Pages(2, 4), Dst: Pages(2, 4), Generation: y, Loose: true})
+				p.only(op, func(s span) bool { return s.dstOff+s.n <= tensor.Offset+4*tensor.PageStride })
+				generationRefused(t, p.From.submit(op, m))
+				p.Submit(Submit{Src: Pages(0, 4), Dst: Pages(0, 4), Generation: y}).Done()
+				p.GrantTo(nil, z.Destination, p.Dst, Pages(0, 8)...)
+				p.Submit(Submit{Src: Pages(0, 8), Dst: Pages(0, 8), Generation: z}).Done()
+			},
+		},
+		Case{
 			ID: "generation/outside-grant", Rule: "R4", Profile: TransferQuiesce, Needs: checked,
 			Title: "an op that reaches beyond its grant fails, and writes nothing outside of it",
 			Script: `

@@ -77,7 +77,9 @@ type hooks struct {
 	// admits replaces the check of a writer and its token, covers that of a grant. Both are called with the
 	// receiver's lock held.
 	admits func(b *reference, w writer, token []byte) bool
-	covers func(b *reference, o sdk.Opener, region, off, n uint64) error
+	// anyWriter leaves the writers that a grant names unread.
+	anyWriter bool
+	covers    func(b *reference, o sdk.Opener, region, off, n uint64) error
 	// revoke, fence, addRegion run in place of the sound method.
 	revoke    func(b *reference, g *sdk.Grant) bool
 	fence     func(b *reference, node string, f fence) contract.FenceResult
@@ -263,14 +265,20 @@ func (b *reference) admit(w writer, token []byte) error {
 }
 
 // granted is called with b.mu held.
-func (b *reference) granted(o sdk.Opener, region, off, n uint64) error {
-	if b.covers != nil {
+func (b *reference) granted(w writer, o sdk.Opener, region, off, n uint64) error {
+	named := func(g *sdk.Grant) bool { return b.anyWriter || g.Admits(w.node) }
+	if known := len(b.grants[o]) > 0; b.covers != nil && (!known || slices.ContainsFunc(b.grants[o], named)) {
 		return b.covers(b, o, region, off, n)
 	}
-	grants := b.grants[o]
+	var grants []*sdk.Grant
+	for _, g := range b.grants[o] {
+		if named(g) {
+			grants = append(grants, g)
+		}
+	}
 	if len(grants) == 0 {
 		b.late.Add(1)
-		return &sdk.Error{Cause: contract.Cause_CAUSE_REFUSED, Err: fmt.Errorf("opener %v has no grant (revoked: %v)", o, b.revoked[o])}
+		return &sdk.Error{Cause: contract.Cause_CAUSE_REFUSED, Err: fmt.Errorf("opener %v has no grant for %v (revoked: %v)", o, w, b.revoked[o])}
 	}
 	var all sdk.Grant // two grants of one opener add up
 	for _, g := range grants {
@@ -289,7 +297,7 @@ func (b *reference) put(w writer, token []byte, o sdk.Opener, region, off uint64
 	if err := b.admit(w, token); err != nil {
 		return err
 	}
-	if err := b.granted(o, region, off, uint64(len(data))); err != nil {
+	if err := b.granted(w, o, region, off, uint64(len(data))); err != nil {
 		return err
 	}
 	r := b.regions[region]

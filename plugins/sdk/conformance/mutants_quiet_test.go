@@ -137,7 +137,7 @@ var quietMutants = []mutant{
 					to.covers = nil
 					for c := range op.Copies() {
 						if err == nil {
-							err = to.granted(op.Generation().Destination, c.DstRegion, c.DstOff, c.Len)
+							err = to.granted(b.writer(), op.Generation().Destination, c.DstRegion, c.DstOff, c.Len)
 						}
 					}
 					to.covers = covers
@@ -293,6 +293,11 @@ var quietMutants = []mutant{
 				return &sdk.Error{Cause: contract.Cause_CAUSE_REFUSED, Err: errNotGranted}
 			}
 		},
+	},
+	{
+		name: "ignores-writers", killer: "generation/other-writer",
+		fault:   "whoever carries the opener may write, also a writer that the grant does not name",
+		backend: func(h *hooks) { h.anyWriter = true },
 	},
 	{
 		name: "revoke-forgets", also: []string{"quiesce/revoked"}, killer: "generation/after-revoke",

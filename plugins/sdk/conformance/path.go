@@ -256,15 +256,20 @@ func (p *Path) announceRegions(pool *Pool) *contract.RemoteRegionFailed {
 	return nil
 }
 
-// Grant opens pages to an opener at the receiver and waits for Granted; 0 when the plugin does not check.
+// Grant opens pages to an opener of From at the receiver and waits for Granted; 0 when the plugin does not check.
 func (p *Path) Grant(destination *contract.Opener, pool *Pool, pages ...sdk.Run) uint64 {
+	return p.GrantTo([]string{p.From.ID.Node}, destination, pool, pages...)
+}
+
+// GrantTo is Grant for the writers of other nodes.
+func (p *Path) GrantTo(writers []string, destination *contract.Opener, pool *Pool, pages ...sdk.Run) uint64 {
 	t := p.To.case_()
 	if !t.Has(sdk.FeatureReceiverChecked) {
 		return 0
 	}
 	id := p.To.NewID()
 	p.To.Send(&contract.HostEvent{Event: &contract.HostEvent_Grant{Grant: &contract.Grant{
-		Grant: id, Destination: destination, Parts: []*contract.GrantPart{{Pool: pool.ID, Pages: Runs(pages...)}},
+		Grant: id, Destination: destination, Parts: []*contract.GrantPart{{Pool: pool.ID, Pages: Runs(pages...)}}, Writers: writers,
 	}}})
 	e := p.To.Until("R4", fmt.Sprintf("Granted of grant %d", id), func(e *contract.PluginEvent) bool {
 		return e.GetGranted() != nil && e.GetGranted().Grant == id || e.GetGrantFailed() != nil && e.GetGrantFailed().Grant == id

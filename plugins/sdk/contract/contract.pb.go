@@ -2597,10 +2597,14 @@ func (x *AbortOp) GetOp() uint64 {
 // written by whoever carries that opener. The plugin MUST answer Granted before the first write can
 // be accepted. `parts` are local pools.
 type Grant struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Grant         uint64                 `protobuf:"varint,1,opt,name=grant,proto3" json:"grant,omitempty"`
-	Destination   *Opener                `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
-	Parts         []*GrantPart           `protobuf:"bytes,3,rep,name=parts,proto3" json:"parts,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Grant       uint64                 `protobuf:"varint,1,opt,name=grant,proto3" json:"grant,omitempty"`
+	Destination *Opener                `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
+	Parts       []*GrantPart           `protobuf:"bytes,3,rep,name=parts,proto3" json:"parts,omitempty"`
+	// Nodes that may write (PeerAccept.node); empty: every admitted writer. The plugin MUST refuse a write
+	// under this opener from a connection of another node, as one of an unknown opener: openers are
+	// numbers that count up, and no secret.
+	Writers       []string `protobuf:"bytes,4,rep,name=writers,proto3" json:"writers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2652,6 +2656,13 @@ func (x *Grant) GetDestination() *Opener {
 func (x *Grant) GetParts() []*GrantPart {
 	if x != nil {
 		return x.Parts
+	}
+	return nil
+}
+
+func (x *Grant) GetWriters() []string {
+	if x != nil {
+		return x.Writers
 	}
 	return nil
 }
@@ -6709,11 +6720,12 @@ const file_plugins_sdk_contract_contract_proto_rawDesc = "" +
 	"\x05bytes\x18\r \x01(\x04R\x05bytes\x12\x14\n" +
 	"\x05trace\x18\x0e \x01(\tR\x05trace\"\x19\n" +
 	"\aAbortOp\x12\x0e\n" +
-	"\x02op\x18\x01 \x01(\x04R\x02op\"\x94\x01\n" +
+	"\x02op\x18\x01 \x01(\x04R\x02op\"\xae\x01\n" +
 	"\x05Grant\x12\x14\n" +
 	"\x05grant\x18\x01 \x01(\x04R\x05grant\x12>\n" +
 	"\vdestination\x18\x02 \x01(\v2\x1c.terminus.contract.v1.OpenerR\vdestination\x125\n" +
-	"\x05parts\x18\x03 \x03(\v2\x1f.terminus.contract.v1.GrantPartR\x05parts\"Q\n" +
+	"\x05parts\x18\x03 \x03(\v2\x1f.terminus.contract.v1.GrantPartR\x05parts\x12\x18\n" +
+	"\awriters\x18\x04 \x03(\tR\awriters\"Q\n" +
 	"\tGrantPart\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\x04R\x04pool\x120\n" +
 	"\x05pages\x18\x02 \x01(\v2\x1a.terminus.contract.v1.RunsR\x05pages\"^\n" +

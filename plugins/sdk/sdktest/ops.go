@@ -316,10 +316,16 @@ func (p *Pending) Progress() uint64 {
 // Grant opens pages of a pool to an opener and waits for Granted; it returns the grant's id.
 func (h *Host) Grant(destination sdk.Opener, pool uint64, pages ...sdk.Run) uint64 {
 	h.t.Helper()
+	return h.GrantTo(nil, destination, pool, pages...)
+}
+
+// GrantTo is Grant for the writers of some nodes only.
+func (h *Host) GrantTo(writers []string, destination sdk.Opener, pool uint64, pages ...sdk.Run) uint64 {
+	h.t.Helper()
 	id := h.id()
 	h.Send(&contract.HostEvent{Event: &contract.HostEvent_Grant{Grant: &contract.Grant{
 		Grant: id, Destination: &contract.Opener{Incarnation: destination.Incarnation, Sequence: destination.Sequence},
-		Parts: []*contract.GrantPart{{Pool: pool, Pages: Runs(pages)}},
+		Parts: []*contract.GrantPart{{Pool: pool, Pages: Runs(pages)}}, Writers: writers,
 	}}})
 	e := h.Until("Granted", func(e *contract.PluginEvent) bool {
 		return e.GetGranted().GetGrant() == id || e.GetGrantFailed().GetGrant() == id

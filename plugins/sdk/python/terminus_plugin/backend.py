@@ -248,7 +248,13 @@ class Grant:
     id: int
     destination: Opener
     parts: "list[GrantPart]"
+    writers: "tuple[str, ...]" = ()  # nodes; none: every admitted writer
     data: Any = None  # the backend's own
+
+    def admits(self, node: str) -> bool:
+        """Tell whether the writers of a node (Peer.node, as accept got it) may write under this grant. A
+        backend with RECEIVER_CHECKED asks besides covers: an opener is no secret."""
+        return not self.writers or node in self.writers
 
     def covers(self, region: int, off: int, n: int) -> bool:
         """Tell whether every byte of [off, off+n) of the region belongs to a granted page. A backend

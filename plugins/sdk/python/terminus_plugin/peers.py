@@ -470,7 +470,9 @@ class Peers:
         """Raises Error."""
         if len(self._grants) >= MAX_GRANTS:
             raise Error(Cause.LIMIT, f"{MAX_GRANTS} grants are the limit")
-        g = Grant(m.grant, opener("Grant.destination", m.destination), [])
+        g = Grant(m.grant, opener("Grant.destination", m.destination), [], tuple(m.writers))
+        if "" in g.writers:
+            raise breached("Grant.writers names a node that is empty")
         for i, part in enumerate(m.parts):
             e = self.pools.get(part.pool)
             if e is None or e.pool is None:

@@ -247,6 +247,13 @@ class TestPeers(Case):
             (0, 0, True),
         ):
             self.assertEqual(g.covers(region, off, n), want, (off, n))
+        self.assertTrue(g.admits("anybody"))
+        h.send(grant=pb.Grant(grant=7, destination=opener, parts=[part], writers=["a", "b"]))
+        h.kind("granted", grant=7)
+        g = h.session.backend.granted
+        self.assertEqual([g.admits(n) for n in ("a", "b", "c", "")], [True, True, False, False])
+        h.send(grant=pb.Grant(grant=8, destination=opener, writers=["a", ""]))
+        self.assertIn("Grant.writers", h.kind("grant_failed", grant=8).detail)
         h.send(revoke=pb.Revoke(grant=1, destination=opener))
         self.assertTrue(h.kind("revoked", grant=1).quiet)
         h.send(revoke=pb.Revoke(grant=2, destination=opener))
