@@ -3,7 +3,21 @@ package node
 import (
 	"testing"
 	"time"
+
+	"github.com/terminus-kv/terminus/core"
 )
+
+// After a pause the ends of workers go before the frames of peers, also those that were posted behind them: their
+// readers had been faster than the owner, and rooms succeeded that their worker had seen fail.
+func TestLeaversFirst(t *testing.T) {
+	items := []item{
+		{ev: core.Event{Kind: core.PeerFrame}}, {fn: func() {}}, {ev: core.Event{Kind: core.SessionDown, Session: 2}}, {ev: core.Event{Kind: core.PeerFrame}},
+	}
+	got := leaversFirst(nil, []core.SessionID{1}, items)
+	if len(got) != 2 || got[0].Kind != core.SessionDown || got[0].Session != 1 || got[1].Kind != core.SessionDown || got[1].Session != 2 {
+		t.Errorf("%+v", got)
+	}
+}
 
 // Core time stands still over a pause of the process, and after it until a tick has found the inbox
 // empty or a second is over; a busy stretch that is no pause counts.

@@ -133,9 +133,9 @@ func (n *Node) run() {
 		if n.clock.resumed {
 			// A worker that gave this engine up closed its socket first: it is heard before any peer, or
 			// a room could succeed that its worker has seen fail.
-			for _, id := range n.workers.HungUp() {
-				n.events = append(n.events, core.Event{Kind: core.SessionDown, Session: id})
-			}
+			gone := n.workers.HungUp()
+			items = append(items, n.inbox.take(nil)...) // those whose goroutine was faster are there by now
+			n.events = leaversFirst(n.events, gone, items)
 		}
 		for i := range items {
 			if ev := &items[i].ev; items[i].fn != nil {
@@ -150,6 +150,20 @@ func (n *Node) run() {
 		}
 		n.step(now)
 	}
+}
+
+// leaversFirst appends the end of every session that has hung up or whose SessionDown is among the items. The core
+// drops what else the items say of such a session, a second SessionDown included.
+func leaversFirst(events []core.Event, gone []core.SessionID, items []item) []core.Event {
+	for _, id := range gone {
+		events = append(events, core.Event{Kind: core.SessionDown, Session: id})
+	}
+	for i := range items {
+		if items[i].fn == nil && items[i].ev.Kind == core.SessionDown {
+			events = append(events, items[i].ev)
+		}
+	}
+	return events
 }
 
 // step runs the core over the collected events and carries out what it asks for. Effects may cause

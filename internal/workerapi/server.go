@@ -155,6 +155,7 @@ type Server struct {
 
 	mu       sync.RWMutex                // the next three
 	sessions map[core.SessionID]*session // hello said
+	leaving  map[core.SessionID]struct{} // their SessionDown is being posted
 	conns    map[*session]struct{}       // these and those that have not
 	closed   bool
 
@@ -196,6 +197,7 @@ func Listen(cfg Config) (*Server, error) {
 	s := &Server{
 		cfg: cfg, log: cfg.Log, lis: lis, lock: lock,
 		sessions: make(map[core.SessionID]*session),
+		leaving:  make(map[core.SessionID]struct{}),
 		conns:    make(map[*session]struct{}),
 		stop:     make(chan struct{}),
 		limit: Limits{
@@ -312,7 +314,8 @@ func (s *Server) Apply(e *core.Effects) {
 
 // HungUp returns the sessions whose worker has closed its socket or exited, although what it sent
 // before may not be read yet. For the owner after a pause of the whole process: the session's own
-// goroutine says SessionDown later, in its own time.
+// goroutine says SessionDown later, in its own time. A session that has left and is not returned has
+// its SessionDown posted already.
 func (s *Server) HungUp() []core.SessionID {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -321,6 +324,9 @@ func (s *Server) HungUp() []core.SessionID {
 		if hungUp(ss.conn) || ss.exit.exited() {
 			gone = append(gone, id)
 		}
+	}
+	for id := range s.leaving {
+		gone = append(gone, id)
 	}
 	return gone
 }
@@ -392,7 +398,8 @@ func (s *Server) admit(conn *net.UnixConn) {
 	}()
 }
 
-// up makes a session visible to Apply and beat; down takes it away.
+// up makes a session visible to Apply and beat; down takes it away. Between down and posted its SessionDown is
+// under way.
 func (s *Server) up(ss *session) {
 	s.mu.Lock()
 	s.sessions[ss.id] = ss
@@ -402,6 +409,13 @@ func (s *Server) up(ss *session) {
 func (s *Server) down(ss *session) {
 	s.mu.Lock()
 	delete(s.sessions, ss.id)
+	s.leaving[ss.id] = struct{}{}
+	s.mu.Unlock()
+}
+
+func (s *Server) posted(ss *session) {
+	s.mu.Lock()
+	delete(s.leaving, ss.id)
 	s.mu.Unlock()
 }
 

@@ -160,6 +160,28 @@ func TestHungUp(t *testing.T) {
 	}
 }
 
+// A session whose goroutine has seen the end is named until its SessionDown is posted: the owner may ask in between, and
+// would take a peer's word for a room that its worker has given up.
+func TestHungUpWhileSessionDownIsUnderWay(t *testing.T) {
+	under, on := make(chan struct{}), make(chan struct{})
+	e := workertest.Start(t, &workertest.Engine{Before: func(ev core.Event) {
+		if ev.Kind == core.SessionDown {
+			close(under)
+			<-on
+		}
+	}})
+	w := dial(t, e, "source", 1)
+	w.conn.Close()
+	<-under
+	sessions, _ := e.Sessions()
+	if gone := e.Server.HungUp(); len(gone) != 1 || gone[0] != sessions[0].ID {
+		t.Errorf("gone %v, want %v", gone, sessions[0].ID)
+	}
+	close(on)
+	workertest.WaitFor(t, "SessionDown", func() bool { return len(e.Events(core.SessionDown)) == 1 })
+	workertest.WaitFor(t, "nobody to be on its way", func() bool { return len(e.Server.HungUp()) == 0 })
+}
+
 // Another user who gets as far as connecting is refused by its credentials.
 func TestForeignUser(t *testing.T) {
 	if os.Getuid() != 0 {

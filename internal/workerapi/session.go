@@ -135,6 +135,7 @@ func (ss *session) serve() {
 	ss.srv.down(ss) // from here on neither Apply nor beat knows the session
 	ss.drop()
 	ss.srv.cfg.Post(core.Event{Kind: core.SessionDown, Session: ss.id})
+	ss.srv.posted(ss)
 	ss.srv.cfg.Node.SessionClosed(ss.id)
 }
 

@@ -30,6 +30,7 @@ type Engine struct {
 	Silent  bool             // regions' canaries are not answered
 	Unready error            // AddRegion's and AddPool's answer
 	Late    chan struct{}    // when set, AddRegion answers after it is closed
+	Before  func(core.Event) // when set, called by the server's goroutine before an event is queued
 
 	Server  *workerapi.Server
 	events  chan core.Event
@@ -238,6 +239,9 @@ func (e *Engine) SessionClosed(s core.SessionID) {
 }
 
 func (e *Engine) post(ev core.Event) {
+	if e.Before != nil {
+		e.Before(ev)
+	}
 	select {
 	case e.events <- ev:
 	case <-e.done:
