@@ -76,6 +76,23 @@ func (e *engine) kill() {
 func (e *engine) signal(t *testing.T, s os.Signal) {
 	t.Helper()
 	must(t, e.cmd.Process.Signal(s))
+	if s == unix.SIGSTOP {
+		eventually(t, "every thread of "+e.cfg.Node+" to stand still", func() bool { return standsStill(e.cmd.Process.Pid) })
+	}
+}
+
+// standsStill tells whether every thread of a process is stopped. One that runs on another CPU hears of a SIGSTOP some
+// milliseconds late on a busy machine: long enough for an engine to finish sixteen rooms.
+func standsStill(pid int) bool {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, task := range tasks {
+		b, err := os.ReadFile(task)
+		_, state, ok := strings.Cut(string(b), ") ") // behind the name, which may hold anything but this
+		if err == nil && !(ok && strings.HasPrefix(state, "T")) {
+			return false
+		}
+	}
+	return len(tasks) > 0
 }
 
 // pause stops the process for d.
