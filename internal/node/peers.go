@@ -101,7 +101,9 @@ func (n *Node) membershipUpdate(u membership.Update) {
 	n.links.SetPeers(u.Peers)
 	for _, g := range u.Gone {
 		n.log.Warn("peer engine is gone", "peer", g.Node, "incarnation", g.Incarnation)
-		n.events = append(n.events, core.Event{Kind: core.PeerGone, Peer: n.peerID(g.Node), Inc: g.Incarnation})
+		if id, ok := n.peerIDs[g.Node]; ok { // else nothing is held of it, and its name is not worth a number
+			n.events = append(n.events, core.Event{Kind: core.PeerGone, Peer: id, Inc: g.Incarnation})
+		}
 	}
 }
 
@@ -116,6 +118,11 @@ func (n *Node) peerSink(ev peer.Event) {
 
 // peerEvent takes an event of the links, on the owner goroutine, in stream order.
 func (n *Node) peerEvent(ev peer.Event) {
+	if ev.Kind == peer.Refused { // of who may never have a stream: a name that only comes and goes gets no number
+		n.bad.add("peer", ev.Refusal.Code.String())
+		n.log.Warn("peer refuses", "peer", ev.Node, "code", ev.Refusal.Code, "detail", ev.Refusal.Detail, "by_peer", ev.Refusal.ByPeer)
+		return
+	}
 	id := n.peerID(ev.Node)
 	r := n.remotes[ev.Node]
 	if r == nil {
@@ -197,9 +204,6 @@ func (n *Node) peerEvent(ev peer.Event) {
 		n.bad.add("peer", "frame")
 		n.events = append(n.events, core.Event{Kind: core.PeerBadFrame, Peer: id, Frame: core.Frame{Kind: ev.Frame.Kind, Room: ev.Frame.Room, S: ev.Frame.S, D: ev.Frame.D}, Detail: ev.Detail})
 		n.log.Warn("a frame of a peer broke the protocol and was dropped", "peer", ev.Node, "room", ev.Frame.Room, "detail", ev.Detail)
-	case peer.Refused:
-		n.bad.add("peer", ev.Refusal.Code.String())
-		n.log.Warn("peer refuses", "peer", ev.Node, "code", ev.Refusal.Code, "detail", ev.Refusal.Detail, "by_peer", ev.Refusal.ByPeer)
 	}
 }
 

@@ -21,6 +21,7 @@ type link struct {
 	node  string
 	// changed wakes the dialler: the address, or cur, is another one. Capacity 1.
 	changed chan struct{}
+	stop    context.CancelFunc // ends run
 
 	// deliverMu is held while the Sink runs and while cur changes, so that events come in stream
 	// order and an older stream delivers nothing after a newer Hello.
@@ -32,6 +33,7 @@ type link struct {
 	mu       sync.Mutex
 	cur      *conn
 	named    bool // by membership
+	gone     bool // forgotten: no stream is taken any more
 	address  string
 	want     uint64 // incarnation in membership, 0: unknown
 	seen     uint64 // highest incarnation that said Hello
@@ -89,9 +91,20 @@ func (k *link) forgotten(c *conn) []Event {
 	return k.held.missing(&c.held)
 }
 
+// maxAttemptJump is more dials than an engine makes in six years at one every 50 ms. A peer that named a number near
+// 2^64 would leave this engine no greater one to dial with.
+const maxAttemptJump = 1 << 32
+
 // admit decides whether c may become the stream of this peer. k.mu is held.
 func (k *link) admit(c *conn) *Refusal {
 	h := &c.hello
+	if k.gone {
+		return &Refusal{Code: RefusedUnknown, Field: "hello.node", Detail: fmt.Sprintf("membership of %s does not name %q any more", k.links.cfg.Node, k.node)}
+	}
+	if known := max(k.dialled, k.turn.attempt); h.attempt > known && h.attempt-known > maxAttemptJump {
+		return &Refusal{Code: RefusedHello, Field: "hello.attempt",
+			Detail: fmt.Sprintf("attempt %d is more than %d above the highest that is known, %d: no engine has dialled so often", h.attempt, uint64(maxAttemptJump), known)}
+	}
 	if newest := max(k.seen, k.want); h.incarnation < newest {
 		return &Refusal{Code: RefusedStale, Field: "hello.incarnation",
 			Detail: fmt.Sprintf("incarnation %d of %s is over, %d is known; if its state directory was lost, restart this engine", h.incarnation, k.node, newest)}

@@ -41,8 +41,8 @@ type Links struct {
 
 	mu      sync.Mutex
 	closing bool
-	// links has every peer that was ever named: the order of its streams and what the Sink holds of it must
-	// outlive a gap in membership.
+	// links has every peer that is named or ever had a stream: the order of its streams and what the Sink holds of
+	// it must outlive a gap in membership.
 	links map[string]*link
 	announcements
 }
@@ -201,10 +201,11 @@ func (l *Links) SetPeers(peers []membership.Peer) {
 	for node, p := range named {
 		k := l.links[node]
 		if k == nil {
-			k = &link{links: l, node: node, changed: make(chan struct{}, 1)}
+			ctx, stop := context.WithCancel(l.ctx)
+			k = &link{links: l, node: node, changed: make(chan struct{}, 1), stop: stop}
 			l.links[node] = k
 			l.wg.Add(1)
-			go func() { defer l.wg.Done(); k.run(l.ctx) }()
+			go func() { defer l.wg.Done(); defer stop(); k.run(ctx) }()
 		}
 		k.mu.Lock()
 		if !k.named && k.cur == nil {
@@ -218,6 +219,11 @@ func (l *Links) SetPeers(peers []membership.Peer) {
 		if _, ok := named[node]; !ok {
 			k.mu.Lock()
 			k.named = false
+			if k.seen == 0 { // it never had a stream: nobody holds anything of it
+				k.gone = true
+				k.stop()
+				delete(l.links, node)
+			}
 			k.mu.Unlock()
 			k.wake()
 		}

@@ -3,6 +3,8 @@ package peer
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"math"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/terminus-kv/terminus/internal/membership"
+	"github.com/terminus-kv/terminus/internal/peer/wire"
 )
 
 func TestThreeEngines(t *testing.T) {
@@ -394,4 +397,69 @@ func TestHeardAgoOutlivesTheStream(t *testing.T) {
 	if p := a.peer("b"); p.HeardAgo < 20*time.Millisecond {
 		t.Errorf("down: heard %v ago", p.HeardAgo)
 	}
+}
+
+// Names that membership lists and drops again, as the pods of a fleet do, leave nothing behind when no stream came of
+// them: each used to keep a link and its goroutine.
+func TestChurnedNames(t *testing.T) {
+	a := start(t, fast("a", 1, socket(t)))
+	round := func(i int) {
+		var peers []membership.Peer
+		for j := range 100 {
+			name := fmt.Sprintf("pod-%d-%d", i, j)
+			peers = append(peers, membership.Peer{Record: membership.Record{Node: name, Address: "unix:/nonexistent/" + name}})
+		}
+		a.SetPeers(peers)
+	}
+	links := func() int {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return len(a.links)
+	}
+	settled := func() int { // goroutines, when those of dropped names have ended
+		a.SetPeers(nil)
+		last := 0
+		until(t, "goroutines to end", func() bool {
+			was := last
+			last = runtime.NumGoroutine()
+			return was == last
+		})
+		return last
+	}
+	round(0)
+	before := settled()
+	for i := range 100 {
+		round(i)
+		if n := links(); n > 100 {
+			t.Fatalf("%d links after %d rounds of 100 names", n, i+1)
+		}
+	}
+	until(t, "no goroutine more than before", func() bool { return settled() <= before })
+	if n := links(); n != 0 {
+		t.Errorf("%d links of nobody", n)
+	}
+	// One that comes back is dialled, and one that had a stream is kept: an older incarnation of it stays refused.
+	b := start(t, fast("b", 2, socket(t)))
+	meet(a, b)
+	a.awaitUp("b", 2)
+	a.SetPeers(nil)
+	if n := links(); n != 1 {
+		t.Errorf("%d links, want that of b", n)
+	}
+}
+
+// A peer that names an attempt near 2^64 is refused by name: this engine could never dial with a greater one.
+func TestAbsurdAttempt(t *testing.T) {
+	a := start(t, fast("a", 1, socket(t)))
+	a.SetPeers([]membership.Peer{{Record: membership.Record{Node: "b"}}})
+	say := func(attempt uint64) *raw {
+		r := rawDial(t, a.Addr())
+		r.say(&wire.Hello{Versions: []uint32{1}, Node: "b", Incarnation: 3, Attempt: attempt, To: "a"})
+		return r
+	}
+	for _, n := range []uint64{math.MaxUint64, math.MaxUint64 - 1, maxAttemptJump + 1} {
+		say(n).wantRefused(RefusedHello)
+	}
+	say(maxAttemptJump).wantHello()
+	say(maxAttemptJump + 1).wantHello()
 }
