@@ -3,6 +3,7 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -39,13 +40,22 @@ func Test(t *testing.T, cfg Config) *Results {
 			t.Error("\n" + r.Text(fmt.Sprintf("go test -run '%s' with conformance.Config{Seed: %d}", anchored(t.Name()), cfg.Seed)))
 		}
 	}
-	for _, p := range res.Problems {
+	for _, p := range res.complaints() {
 		t.Error(p)
 	}
 	for _, n := range res.Notes {
 		t.Log(n)
 	}
 	return res
+}
+
+// complaints is what is wrong with a run as a whole. A run of which no case met the plugin proves nothing, unless go test
+// chose the cases.
+func (r *Results) complaints() []string {
+	if why := r.NothingRan(); why != "" && r.Chosen() {
+		return append(slices.Clone(r.Problems), "no case met the plugin: "+why)
+	}
+	return r.Problems
 }
 
 // anchored is the -run pattern of one subtest.
