@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -23,17 +24,28 @@ type field struct {
 	rng     *rand.Rand
 }
 
-// sleep waits for about d: a tenth less or more.
-func (f *field) sleep(d time.Duration) {
-	time.Sleep(time.Duration(float64(d) * (0.9 + 0.2*f.rng.Float64())))
+// sleep waits for about d, a tenth less or more, and returns for how long.
+func (f *field) sleep(d time.Duration) time.Duration {
+	d = time.Duration(float64(d) * (0.9 + 0.2*f.rng.Float64()))
+	time.Sleep(d)
+	return d
+}
+
+// treated is a fault that treats packets for a while.
+func treated(tr treatment, ends []int, of []lane, d func(k clocks) time.Duration) func(*field) time.Duration {
+	return func(f *field) time.Duration {
+		f.set(tr, ends, of...)
+		defer f.heal()
+		return f.sleep(d(f.k))
+	}
 }
 
 // fault is one that a network makes.
 type fault struct {
 	name string
 	does string
-	// make makes the fault and mends it.
-	make func(f *field)
+	// make makes the fault and mends it, and returns how long that was to take.
+	make func(f *field) time.Duration
 	// reasons that rooms may have on either side, besides success. None: no room may fail.
 	reasons []string
 }
@@ -44,17 +56,14 @@ var (
 )
 
 // dropped is a fault that loses what comes from some ends, of some lanes, for a while.
-func dropped(ends []int, of []lane, d func(k clocks) time.Duration) func(*field) {
-	return func(f *field) {
-		f.set(treatment{drop: true}, ends, of...)
-		f.sleep(d(f.k))
-		f.heal()
-	}
+func dropped(ends []int, of []lane, d func(k clocks) time.Duration) func(*field) time.Duration {
+	return treated(treatment{drop: true}, ends, of, d)
 }
 
-func beyondDead(k clocks) time.Duration { return k.dead + 2500*time.Millisecond }
-func belowDead(k clocks) time.Duration  { return k.dead * 4 / 10 }
-func nearDead(k clocks) time.Duration   { return k.dead * 6 / 10 }
+func beyondDead(k clocks) time.Duration  { return k.dead + 2500*time.Millisecond }
+func belowDead(k clocks) time.Duration   { return k.dead * 4 / 10 }
+func beyondStall(k clocks) time.Duration { return k.stall + 3*time.Second }
+func aWhile(k clocks) time.Duration      { return k.dead * 3 / 4 }
 
 // Reasons by what the network takes from an engine.
 var (
@@ -62,83 +71,57 @@ var (
 	// has nobody to lose and ends by its own clock, or is told once the peer is back.
 	ofSilence = []string{"peer_lost", "outcome_unknown", "bootstrap_timeout", "peer_aborted", "stale_room"}
 	// No way for bytes: the plugin cannot connect, or nothing moves.
-	ofNoBytes = []string{"transfer_failed", "stalled", "peer_aborted", "aborted"}
+	ofNoBytes = []string{"transfer_failed", "stalled", "peer_aborted"}
+	// A connection is over with ops on it.
+	ofReset = []string{"transfer_failed", "peer_aborted"}
 )
 
 var faults = []fault{
-	{"drop-a-to-b", "what the prefill host sends is lost, longer than peer_dead", dropped([]int{endA}, bothLanes, beyondDead), append(ofSilence, ofNoBytes...)},
-	{"drop-b-to-a", "what the decode host sends is lost, longer than peer_dead", dropped([]int{endB}, bothLanes, beyondDead), append(ofSilence, ofNoBytes...)},
-	{"black-hole", "everything is lost, longer than peer_dead", dropped(bothEnds, bothLanes, beyondDead), append(ofSilence, ofNoBytes...)},
+	{"drop-a-to-b", "what the prefill host sends is lost, longer than peer_dead", dropped([]int{endA}, bothLanes, beyondDead), slices.Concat(ofSilence, ofNoBytes)},
+	{"drop-b-to-a", "what the decode host sends is lost, longer than peer_dead", dropped([]int{endB}, bothLanes, beyondDead), slices.Concat(ofSilence, ofNoBytes)},
+	{"black-hole", "everything is lost, longer than peer_dead", dropped(bothEnds, bothLanes, beyondDead), slices.Concat(ofSilence, ofNoBytes)},
 	{"black-hole-short", "everything is lost, for less than half of peer_dead", dropped(bothEnds, bothLanes, belowDead), nil},
-	{"black-hole-near", "everything is lost, for 0.54 to 0.66 of peer_dead", dropped(bothEnds, bothLanes, nearDead), nil},
-	{"flap", "the cable is pulled and put back, six times", func(f *field) {
+	{"flap", "the cable is pulled and put back, six times", func(f *field) (took time.Duration) {
 		for i := range 6 {
 			h := f.hosts[i%2]
 			f.cable(h, "down")
-			f.sleep(300 * time.Millisecond)
+			took += f.sleep(300 * time.Millisecond)
 			f.cable(h, "up")
-			f.sleep(500 * time.Millisecond)
+			took += f.sleep(500 * time.Millisecond)
 		}
+		return took
 	}, nil},
-	{"reset-control", "connections between the engines are reset, five times", resets(control), nil},
-	{"reset-data", "connections between the plugins are reset, five times", resets(data), []string{"transfer_failed", "peer_aborted"}},
-	{"reset-all", "all connections are reset, five times", resets(control, data), []string{"transfer_failed", "peer_aborted"}},
-	{"reset-one-end", "connections are reset at one end, five times: the other holds them to be open", func(f *field) {
-		for i := range 5 {
-			f.set(treatment{resetSender: true}, []int{i % 2}, control, data)
-			f.sleep(60 * time.Millisecond)
-			f.heal()
-			f.sleep(800 * time.Millisecond)
-		}
-	}, []string{"transfer_failed", "peer_aborted"}},
-	{"mute", "connections come up and stand, and nothing that is said on them arrives", func(f *field) {
-		f.set(treatment{mute: true}, bothEnds, control, data)
-		f.sleep(beyondDead(f.k))
-		f.heal()
-	}, append(ofSilence, ofNoBytes...)},
-	{"small-packets-only", "packets of more than 1500 bytes are lost, as by a wrong MTU on the way", func(f *field) {
-		f.set(treatment{most: 1500}, bothEnds, control, data)
-		f.sleep(f.k.stall + 3*time.Second)
-		f.heal()
-	}, append(ofSilence, ofNoBytes...)},
-	{"slow", "4 Mbit/s each way, for all connections together", func(f *field) {
-		f.set(treatment{rate: 500e3}, bothEnds, control, data)
-		f.sleep(f.k.dead * 3 / 2)
-		f.heal()
-	}, nil},
-	{"reorder", "each packet is delayed by 0 to 40 ms, so packets overtake each other", func(f *field) {
-		f.set(treatment{spread: 40 * time.Millisecond}, bothEnds, control, data)
-		f.sleep(f.k.dead * 3 / 2)
-		f.heal()
-	}, nil},
-	{"late-control", "control is delayed by 150 to 250 ms, data is not: bytes land long before the words about them", apart(control), nil},
-	{"late-data", "data is delayed by 150 to 250 ms, control is not: words come long before the bytes", apart(data), nil},
-	{"lossy", "one packet in 50 is lost and one in 50 comes twice", func(f *field) {
-		f.set(treatment{loss: 0.02, double: 0.02, spread: 2 * time.Millisecond}, bothEnds, control, data)
-		f.sleep(f.k.dead * 3 / 2)
-		f.heal()
-	}, nil},
+	{"reset-control", "connections between the engines are reset, five times", resets(treatment{reset: true}, control), nil},
+	{"reset-data", "connections between the plugins are reset, five times", resets(treatment{reset: true}, data), ofReset},
+	{"reset-all", "all connections are reset, five times", resets(treatment{reset: true}, control, data), ofReset},
+	{"reset-one-end", "connections are reset at one end, five times: the other holds them to be open", resets(treatment{resetSender: true}, control, data), ofReset},
+	{"mute", "connections come up and stand, and nothing that is said on them arrives", treated(treatment{mute: true}, bothEnds, bothLanes, beyondDead), slices.Concat(ofSilence, ofNoBytes)},
+	{"small-packets-only", "packets of more than 1500 bytes are lost, as by a wrong MTU on the way", treated(treatment{most: 1500}, bothEnds, bothLanes, beyondStall), slices.Concat(ofSilence, ofNoBytes)},
+	{"slow", "4 Mbit/s each way, for all connections together", treated(treatment{rate: 500e3}, bothEnds, bothLanes, aWhile), nil},
+	{"reorder", "each packet is delayed by 0 to 40 ms, so packets overtake each other", treated(treatment{spread: 40 * time.Millisecond}, bothEnds, bothLanes, aWhile), nil},
+	{"late-control", "control is delayed by 150 to 250 ms, data is not: bytes land long before the words about them", treated(late, bothEnds, []lane{control}, aWhile), nil},
+	{"late-data", "data is delayed by 150 to 250 ms, control is not: words come long before the bytes", treated(late, bothEnds, []lane{data}, aWhile), nil},
+	{"lossy", "one packet in 50 is lost and one in 50 comes twice", treated(treatment{loss: 0.02, double: 0.02, spread: 2 * time.Millisecond}, bothEnds, bothLanes, aWhile), nil},
 	{"control-only-lost", "control is lost longer than peer_dead, data is not", dropped(bothEnds, []lane{control}, beyondDead), ofSilence},
-	{"acks-lost", "what the decode host says about data is lost, longer than the stall clock: bytes land and nobody knows", dropped([]int{endB}, []lane{data}, func(k clocks) time.Duration { return k.stall + 3*time.Second }), ofNoBytes},
-	{"data-only-lost", "data is lost longer than the stall clock, control is not", dropped(bothEnds, []lane{data}, func(k clocks) time.Duration { return k.stall + 3*time.Second }), ofNoBytes},
+	{"data-only-lost", "data is lost longer than the stall clock, control is not", dropped(bothEnds, []lane{data}, beyondStall), ofNoBytes},
+	{"acks-lost", "what the decode host says about data is lost, longer than the stall clock: bytes land and nobody knows", dropped([]int{endB}, []lane{data}, beyondStall), ofNoBytes},
 }
 
-func resets(of ...lane) func(*field) {
-	return func(f *field) {
-		for range 5 {
-			f.set(treatment{reset: true}, bothEnds, of...)
-			f.sleep(60 * time.Millisecond)
+var late = treatment{delay: 150 * time.Millisecond, spread: 100 * time.Millisecond}
+
+func resets(tr treatment, of ...lane) func(*field) time.Duration {
+	return func(f *field) (took time.Duration) {
+		for i := range 5 {
+			ends := bothEnds
+			if tr.resetSender {
+				ends = []int{i % 2}
+			}
+			f.set(tr, ends, of...)
+			took += f.sleep(60 * time.Millisecond)
 			f.heal()
-			f.sleep(800 * time.Millisecond)
+			took += f.sleep(800 * time.Millisecond)
 		}
-	}
-}
-
-func apart(late lane) func(*field) {
-	return func(f *field) {
-		f.set(treatment{delay: 150 * time.Millisecond, spread: 100 * time.Millisecond}, bothEnds, late)
-		f.sleep(f.k.dead * 3 / 2)
-		f.heal()
+		return took
 	}
 }
 
@@ -175,50 +158,45 @@ type row struct {
 // TestFaults makes every fault under traffic. Whatever the network does: every room ends in bounded time for a reason
 // that fits, no page is corrupted or written after its release, both sides agree, and afterwards all is as before.
 func TestFaults(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
 	rows := make([]row, len(faults))
 	t.Run("all", func(t *testing.T) {
-		for i, ft := range faults {
-			t.Run(ft.name, func(t *testing.T) {
+		for n := range *pairs {
+			t.Run(strconv.Itoa(n), func(t *testing.T) {
 				t.Parallel()
-				rows[i] = play(t, ft, theClocks(), *seed+uint64(i)<<32)
-				text, _ := json.Marshal(rows[i])
-				t.Logf("%s", text)
+				f := newField(t, theClocks(), *seed+uint64(n)<<32)
+				for i := n; i < len(faults); i += *pairs {
+					if strings.Contains(faults[i].name, *only) {
+						t.Run(faults[i].name, func(t *testing.T) { rows[i] = f.play(t, faults[i]) })
+					}
+				}
+				f.end(t)
 			})
 		}
 	})
 	if *out != "" && !t.Failed() {
-		write(t, *out, rows)
+		write(t, *out, report{Version: *version, Began: began.UTC().Truncate(time.Second), Took: time.Since(began), Seed: *seed, Long: *long, Faults: rows})
 	}
 }
 
-// play makes one fault, as often as it is to be.
-func play(t *testing.T, ft fault, k clocks, seed uint64) row {
+// newField starts everything.
+func newField(t *testing.T, k clocks, seed uint64) *field {
 	t.Helper()
 	hosts, between := newHosts(t)
-	f := &field{t: t, between: between, wire: newWire(hosts, seed), k: k, rng: rand.New(rand.NewPCG(seed, 2))}
+	f := &field{between: between, wire: newWire(hosts, seed), k: k, rng: rand.New(rand.NewPCG(seed, 2))}
 	t.Cleanup(f.close)
 	f.engines = startEngines(t, hosts, k)
 	f.traffic = newTraffic(t, f.engines)
 	f.traffic.terminal = k.terminal()
 	f.traffic.reusable = 3*k.dead + k.terminal() + 2*k.silence
-	r := row{Fault: ft.name, Does: ft.does, Reasons: map[string]int{}}
-	for n := range uint64(*runs) {
-		r.Runs++
-		f.round(ft, &r, seed+n)
-		if t.Failed() {
-			break
-		}
-	}
-	if len(r.times) > 0 {
-		slices.Sort(r.times)
-		r.P99, r.Max = r.times[(len(r.times)-1)*99/100], r.times[len(r.times)-1]
-	}
-	// All bytes went over the wire: no shared memory, no proof by a lock or a process id.
+	return f
+}
+
+// end stops everything. All bytes went over the wire: there was no shared memory.
+func (f *field) end(t *testing.T) {
 	if got := f.passed[data].Load(); got < f.traffic.bytes {
 		t.Errorf("%d bytes arrived and only %d were on the wire", f.traffic.bytes, got)
-	}
-	if f.hit.Load() == 0 && ft.name != "flap" {
-		t.Error("the fault met no packet")
 	}
 	for _, w := range f.traffic.workers {
 		w.Close()
@@ -235,17 +213,43 @@ func play(t *testing.T, ft fault, k clocks, seed uint64) row {
 			t.Logf("engine %s said:\n%s", e.name, text[max(0, len(text)-8000):])
 		}
 	}
+}
+
+// play makes a fault as often as it is to be.
+func (f *field) play(t *testing.T, ft fault) row {
+	f.t = t
+	r := row{Fault: ft.name, Does: ft.does, Reasons: map[string]int{}}
+	for r.Runs < *runs && !t.Failed() {
+		f.round(ft, &r)
+	}
+	if len(r.times) > 0 {
+		slices.Sort(r.times)
+		r.P99, r.Max = r.times[(len(r.times)-1)*99/100], r.times[len(r.times)-1]
+	}
+	text, _ := json.Marshal(r)
+	t.Logf("%s", text)
 	return r
 }
 
 // round is traffic, the fault under it, and traffic until all is well again.
-func (f *field) round(ft fault, r *row, seed uint64) {
+func (f *field) round(ft fault, r *row) {
 	t, tr, k := f.t, f.traffic, f.k
-	tr.start(seed)
-	time.Sleep(time.Second)
+	f.hit.Store(0)
+	bytes := tr.bytes
+	tr.start(f.rng.Uint64())
+	time.Sleep(600 * time.Millisecond)
 	began := time.Now()
-	ft.make(f)
+	asked := ft.make(f)
 	mended := time.Now()
+	r.Runs++
+	if f.hit.Load() == 0 && ft.name != "flap" {
+		t.Error("the fault met no packet")
+	}
+	allowed := ft.reasons
+	if late := mended.Sub(began) - asked; len(allowed) == 0 && late > k.dead/20 {
+		t.Logf("the fault took %v longer than it was to: this machine is too busy to tell whether rooms should have failed", late)
+		allowed = slices.Concat(ofSilence, ofNoBytes)
+	}
 	var well time.Time // the first room that succeeded was opened then
 	err := within(recovery, func() error {
 		if at, ok := tr.succeeded(mended); ok {
@@ -258,7 +262,7 @@ func (f *field) round(ft fault, r *row, seed uint64) {
 		t.Error(err)
 		well = time.Now()
 	}
-	time.Sleep(time.Second)
+	time.Sleep(600 * time.Millisecond)
 	list := tr.finish()
 	r.Recover = max(r.Recover, ms(well.Sub(mended)))
 
@@ -285,7 +289,7 @@ func (f *field) round(ft fault, r *row, seed uint64) {
 			}
 		}
 		for side, e := range o.ends {
-			if e.reason != "success" && (!touched || !slices.Contains(ft.reasons, e.reason)) {
+			if e.reason != "success" && (!touched || !slices.Contains(allowed, e.reason)) {
 				t.Errorf("room %d ended as %s at the %s: opened %v, ended %v after the fault began, which was over after %v", o.room, e.reason, group(side),
 					o.opened.Sub(began).Round(time.Millisecond), e.at.Sub(began).Round(time.Millisecond), mended.Sub(began).Round(time.Millisecond))
 			}
@@ -315,7 +319,8 @@ func (f *field) round(ft fault, r *row, seed uint64) {
 			t.Errorf("engine %s after the fault: %v", e.name, err)
 		}
 	}
-	r.Bytes = tr.bytes
+	tr.wrong = nil
+	r.Bytes += tr.bytes - bytes
 }
 
 // connected reports connections that a fault has left behind.
@@ -342,8 +347,18 @@ func (o *outcome) story(began time.Time) string {
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-func write(t *testing.T, file string, rows []row) {
-	text, err := json.MarshalIndent(rows, "", "  ")
+// report is netfaults.json.
+type report struct {
+	Version string        `json:"version"`
+	Began   time.Time     `json:"began"`
+	Took    time.Duration `json:"took_ns"`
+	Seed    uint64        `json:"seed"`
+	Long    bool          `json:"default_clocks"`
+	Faults  []row         `json:"faults"`
+}
+
+func write(t *testing.T, file string, r report) {
+	text, err := json.MarshalIndent(r, "", "  ")
 	must(t, err)
 	must(t, os.WriteFile(file, append(text, '\n'), 0o644))
 }

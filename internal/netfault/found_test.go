@@ -2,6 +2,7 @@ package netfault
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -21,11 +22,15 @@ func TestHoleShorterThanPeerDead(t *testing.T) {
 		t.Log("this kernel has no TCP_RTO_MAX_MS: ops go on late")
 		k.stall = 10 * time.Second
 	}
-	play(t, fault{name: "hole", make: func(f *field) {
+	f := newField(t, k, *seed)
+	f.play(t, fault{name: "hole", make: func(f *field) time.Duration {
+		const hole = 3650 * time.Millisecond
 		f.set(treatment{drop: true}, bothEnds, bothLanes...)
-		time.Sleep(3650 * time.Millisecond)
-		f.heal()
-	}}, k, *seed)
+		defer f.heal()
+		time.Sleep(hole)
+		return hole
+	}})
+	f.end(t)
 }
 
 // shortRetries reports whether the kernel lets a program bound the time between TCP's retries.
@@ -42,7 +47,8 @@ func shortRetries() bool {
 // after the stream on it was given up.
 func TestHalfOpenConnectionsEnd(t *testing.T) {
 	t.Parallel()
-	play(t, fault{name: "half-open", make: func(f *field) {
+	f := newField(t, theClocks(), *seed)
+	f.play(t, fault{name: "half-open", make: func(f *field) time.Duration {
 		f.set(treatment{drop: true}, bothEnds, bothLanes...)
 		defer f.heal()
 		for _, e := range f.engines {
@@ -57,5 +63,7 @@ func TestHalfOpenConnectionsEnd(t *testing.T) {
 				f.t.Errorf("host %s in a black hole: %v", e.name, err)
 			}
 		}
-	}, reasons: append(ofSilence, ofNoBytes...)}, theClocks(), *seed)
+		return 0
+	}, reasons: slices.Concat(ofSilence, ofNoBytes)})
+	f.end(t)
 }

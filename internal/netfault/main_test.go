@@ -3,7 +3,7 @@
 // what goes over it.
 //
 //	go test ./internal/netfault                                      once each, with short clocks
-//	go test ./internal/netfault -long -runs 20 -timeout 2h -out FILE with the clocks that an engine has by default
+//	go test ./internal/netfault -long -runs 20 -timeout 3h -out FILE with the clocks that an engine has by default
 //
 // It needs root, or a user namespace that this user may make.
 package netfault
@@ -36,7 +36,9 @@ var (
 	seed    = flag.Uint64("seed", 1, "of rooms, losses and delays")
 	verbose = flag.Bool("rooms", false, "tell every room that a fault touched")
 	out     = flag.String("out", "", "file for the result as JSON")
-	atOnce  = flag.Int("at-once", 6, "pairs of engines that run at once: they wait more than they work")
+	version = flag.String("version", "", "of this product, for the result")
+	only    = flag.String("only", "", "make only faults whose name contains this")
+	pairs   = flag.Int("pairs", 6, "pairs of engines that run at once: they wait more than they work")
 )
 
 // unavailable says why this process cannot make network namespaces, if so.
@@ -63,7 +65,7 @@ func TestMain(m *testing.M) {
 		unavailable = fmt.Errorf("neither root nor a user namespace: %w", err)
 	}
 	flag.Parse()
-	flag.Set("test.parallel", strconv.Itoa(*atOnce))
+	flag.Set("test.parallel", strconv.Itoa(*pairs+2))
 	goleak.VerifyTestMain(m)
 }
 
