@@ -27,11 +27,12 @@ func Render(dir string) (string, error) {
 	var (
 		simulated sim.Result
 		fuzzed    Fuzz
+		network   NetFaults
 	)
 	for _, r := range []struct {
 		file string
 		into any
-	}{{"sim.json", &simulated}, {"fuzz.json", &fuzzed}} {
+	}{{"sim.json", &simulated}, {"fuzz.json", &fuzzed}, {"netfaults.json", &network}} {
 		file := filepath.Join(dir, r.file)
 		text, err := os.ReadFile(file)
 		if err == nil {
@@ -52,6 +53,7 @@ What was run, and what it found. This file is written by a test from docs/reliab
 (` + "`go test ./internal/reliability -update`" + `).
 `)
 	renderSim(&b, &simulated)
+	network.render(&b)
 	fuzzed.render(&b)
 	renderFaults(&b, faults)
 	return b.String(), nil
