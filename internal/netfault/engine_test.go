@@ -38,7 +38,7 @@ func theClocks() clocks {
 	return clocks{
 		suspect: 1500 * time.Millisecond, dead: 4 * time.Second, stall: 5 * time.Second, verdict: 6 * time.Second, wait: 8 * time.Second,
 		transfer: 30 * time.Second, drain: time.Second,
-		handshake: time.Second, connect: 3 * time.Second, abort: 500 * time.Millisecond, silence: 6 * time.Second,
+		handshake: time.Second, connect: 3 * time.Second, abort: 500 * time.Millisecond, silence: 10 * time.Second,
 	}
 }
 
@@ -143,8 +143,8 @@ func (e *engine) ready() error {
 		return err
 	}
 	for _, p := range peers {
-		if p.SameHost {
-			return fmt.Errorf("peer %s is said to be on this host", p.Node)
+		if p.SameHost != e.shared {
+			return fmt.Errorf("peer %s: same_host is %t", p.Node, p.SameHost)
 		}
 		if p.State == "ready" {
 			return nil

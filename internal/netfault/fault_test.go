@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/terminus-kv/terminus/internal/reliability"
 )
 
 // field is two hosts, the wire between them, and what runs on them.
@@ -72,6 +74,8 @@ var (
 	ofSilence = []string{"peer_lost", "outcome_unknown", "bootstrap_timeout", "peer_aborted", "stale_room"}
 	// No way for bytes: the plugin cannot connect, or nothing moves.
 	ofNoBytes = []string{"transfer_failed", "stalled", "peer_aborted"}
+	// Clocks that a machine without time for its engines lets run out.
+	ofTime = []string{"queue_timeout", "register_timeout", "input_timeout", "transfer_timeout", "peer_queue_timeout"}
 	// A connection is over with ops on it.
 	ofReset = []string{"transfer_failed", "peer_aborted"}
 )
@@ -136,31 +140,12 @@ func (f *field) cable(h *host, state string) {
 // 1.5 s, one handshake of theirs that was under way and came to nothing (3 s), and the same of the plugins.
 const recovery = 10 * time.Second
 
-// row is what all runs of a fault came to. It is a row of netfaults.json.
-type row struct {
-	Fault   string         `json:"fault"`
-	Does    string         `json:"does"`
-	Runs    int            `json:"runs"`
-	Rooms   int            `json:"rooms"`
-	Refused int            `json:"refused"` // opens; the peer was suspect, dead or not known yet
-	Touched int            `json:"touched"` // rooms that were open during the fault
-	Reasons map[string]int `json:"verdicts"`
-	P99     float64        `json:"verdict_p99_ms"` // of touched rooms, from the fault, or their open, until both sides had ended
-	Max     float64        `json:"verdict_max_ms"`
-	Recover float64        `json:"recovered_max_ms"` // from the mend until the open of the first room that succeeded
-	Unknown int            `json:"outcome_unknown"`  // rooms that succeeded and whose source could not know
-	Bytes   int64          `json:"bytes"`            // verified at the destination
-	Wrong   int            `json:"corrupted"`        // pages with other bytes than were sent, or written after release
-
-	times []float64
-}
-
 // TestFaults makes every fault under traffic. Whatever the network does: every room ends in bounded time for a reason
 // that fits, no page is corrupted or written after its release, both sides agree, and afterwards all is as before.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
-	rows := make([]row, len(faults))
+	rows := make([]reliability.NetFault, len(faults))
 	t.Run("all", func(t *testing.T) {
 		for n := range *pairs {
 			t.Run(strconv.Itoa(n), func(t *testing.T) {
@@ -176,7 +161,9 @@ func TestFaults(t *testing.T) {
 		}
 	})
 	if *out != "" && !t.Failed() {
-		write(t, *out, report{Version: *version, Began: began.UTC().Truncate(time.Second), Took: time.Since(began), Seed: *seed, Long: *long, Faults: rows})
+		write(t, *out, reliability.NetFaults{
+			Version: *version, Command: *again, Began: began.UTC().Truncate(time.Second), Took: time.Since(began), Seed: *seed, Default: *long, Faults: rows,
+		})
 	}
 }
 
@@ -184,11 +171,16 @@ func TestFaults(t *testing.T) {
 func newField(t *testing.T, k clocks, seed uint64) *field {
 	t.Helper()
 	hosts, between := newHosts(t)
+	return newFieldOn(t, hosts, between, k, seed)
+}
+
+func newFieldOn(t *testing.T, hosts [2]*host, between *os.File, k clocks, seed uint64) *field {
+	t.Helper()
 	f := &field{between: between, wire: newWire(hosts, seed), k: k, rng: rand.New(rand.NewPCG(seed, 2))}
 	t.Cleanup(f.close)
 	f.engines = startEngines(t, hosts, k)
 	f.traffic = newTraffic(t, f.engines)
-	f.traffic.terminal = k.terminal()
+	f.traffic.terminal = 2 * k.terminal() // a busy machine
 	f.traffic.reusable = 3*k.dead + k.terminal() + 2*k.silence
 	return f
 }
@@ -216,47 +208,81 @@ func (f *field) end(t *testing.T) {
 }
 
 // play makes a fault as often as it is to be.
-func (f *field) play(t *testing.T, ft fault) row {
+func (f *field) play(t *testing.T, ft fault) reliability.NetFault {
 	f.t = t
-	r := row{Fault: ft.name, Does: ft.does, Reasons: map[string]int{}}
-	for r.Runs < *runs && !t.Failed() {
-		f.round(ft, &r)
+	r := reliability.NetFault{Name: ft.name, Does: ft.does, Verdicts: map[string]int{}}
+	var times []float64
+	for n := 0; r.Runs < *runs && n < tries(*runs) && !t.Failed(); n++ {
+		times = append(times, f.round(ft, &r)...)
 	}
-	if len(r.times) > 0 {
-		slices.Sort(r.times)
-		r.P99, r.Max = r.times[(len(r.times)-1)*99/100], r.times[len(r.times)-1]
+	if len(times) > 0 {
+		slices.Sort(times)
+		r.P99, r.Max = times[(len(times)-1)*99/100], times[len(times)-1]
 	}
 	text, _ := json.Marshal(r)
 	t.Logf("%s", text)
 	return r
 }
 
-// round is traffic, the fault under it, and traffic until all is well again.
-func (f *field) round(ft fault, r *row) {
+// tries is how often a fault may be made for so many runs that count: a result needs them all, a test only what
+// must always hold.
+func tries(runs int) int {
+	if *out != "" {
+		return 10 * runs
+	}
+	return runs
+}
+
+// watchLag measures how late this process runs; the function that it returns says how late it was at worst.
+func watchLag() func() time.Duration {
+	const every = 20 * time.Millisecond
+	quit, worst := make(chan struct{}), make(chan time.Duration)
+	go func() {
+		var most time.Duration
+		for {
+			began := time.Now()
+			select {
+			case <-time.After(every):
+				most = max(most, time.Since(began)-every)
+			case <-quit:
+				worst <- most
+				return
+			}
+		}
+	}()
+	return func() time.Duration { close(quit); return <-worst }
+}
+
+// round is traffic, the fault under it, and traffic until all is well again. It returns how long touched rooms took to
+// their verdict, in milliseconds.
+func (f *field) round(ft fault, r *reliability.NetFault) (times []float64) {
 	t, tr, k := f.t, f.traffic, f.k
 	f.hit.Store(0)
 	bytes := tr.bytes
+	lag := watchLag()
 	tr.start(f.rng.Uint64())
-	time.Sleep(600 * time.Millisecond)
+	if err := within(20*time.Second, func() error {
+		if _, ok := tr.succeeded(time.Time{}); !ok {
+			return errors.New("no room succeeds before the fault")
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	time.Sleep(500 * time.Millisecond)
 	began := time.Now()
 	asked := ft.make(f)
 	mended := time.Now()
-	r.Runs++
 	if f.hit.Load() == 0 && ft.name != "flap" {
 		t.Error("the fault met no packet")
 	}
-	allowed := ft.reasons
-	if late := mended.Sub(began) - asked; len(allowed) == 0 && late > k.dead/20 {
-		t.Logf("the fault took %v longer than it was to: this machine is too busy to tell whether rooms should have failed", late)
-		allowed = slices.Concat(ofSilence, ofNoBytes)
-	}
 	var well time.Time // the first room that succeeded was opened then
-	err := within(recovery, func() error {
+	err := within(4*recovery, func() error {
 		if at, ok := tr.succeeded(mended); ok {
 			well = at
 			return nil
 		}
-		return fmt.Errorf("no new room has succeeded %v after the fault was over", recovery)
+		return fmt.Errorf("no new room has succeeded %v after the fault was over", 4*recovery)
 	})
 	if err != nil {
 		t.Error(err)
@@ -264,7 +290,20 @@ func (f *field) round(ft fault, r *row) {
 	}
 	time.Sleep(600 * time.Millisecond)
 	list := tr.finish()
-	r.Recover = max(r.Recover, ms(well.Sub(mended)))
+	// What a busy machine does to engines is no fault of a network. Then only what must always hold is judged.
+	allowed := ft.reasons
+	late := max(lag(), mended.Sub(began)-asked)
+	starved := late > k.dead/10
+	if starved {
+		t.Logf("the machine stood still for %v meanwhile: the times of this run are not judged", late)
+		allowed = slices.Concat(ofSilence, ofNoBytes, ofTime)
+	} else {
+		r.Runs++
+		r.Recover = max(r.Recover, ms(well.Sub(mended)))
+		if d := well.Sub(mended); d > recovery {
+			t.Errorf("no room that was opened within %v after the fault has succeeded", d)
+		}
+	}
 
 	for _, o := range list {
 		r.Rooms++
@@ -280,11 +319,13 @@ func (f *field) round(ft fault, r *row) {
 				from = o.opened
 			}
 			d := o.verdict().Sub(from)
-			r.times = append(r.times, ms(d))
+			if !starved {
+				times = append(times, ms(d))
+			}
 			if *verbose {
 				t.Logf("room %d, opened %.0f ms after the fault began: %s", o.room, ms(o.opened.Sub(began)), o.story(began))
 			}
-			if d > k.terminal() {
+			if d > k.terminal() && !starved {
 				t.Errorf("room %d was not terminal for %v: %s", o.room, d, o)
 			}
 		}
@@ -295,7 +336,7 @@ func (f *field) round(ft fault, r *row) {
 			}
 		}
 		s, d := o.ends[source].reason, o.ends[destination].reason
-		r.Reasons[d]++
+		r.Verdicts[d]++
 		switch {
 		case s == "success" && d != "success":
 			t.Errorf("room %d: success at the source, %s at the destination", o.room, d)
@@ -315,12 +356,13 @@ func (f *field) round(ft fault, r *row) {
 		t.Error(text)
 	}
 	for _, e := range f.engines {
-		if err := within(5*time.Second, func() error { return errors.Join(e.ready(), e.idle(), f.connected(e)) }); err != nil {
+		if err := within(20*time.Second, func() error { return errors.Join(e.ready(), e.idle(), f.connected(e)) }); err != nil {
 			t.Errorf("engine %s after the fault: %v", e.name, err)
 		}
 	}
 	tr.wrong = nil
 	r.Bytes += tr.bytes - bytes
+	return times
 }
 
 // connected reports connections that a fault has left behind.
@@ -347,17 +389,7 @@ func (o *outcome) story(began time.Time) string {
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// report is netfaults.json.
-type report struct {
-	Version string        `json:"version"`
-	Began   time.Time     `json:"began"`
-	Took    time.Duration `json:"took_ns"`
-	Seed    uint64        `json:"seed"`
-	Long    bool          `json:"default_clocks"`
-	Faults  []row         `json:"faults"`
-}
-
-func write(t *testing.T, file string, r report) {
+func write(t *testing.T, file string, r reliability.NetFaults) {
 	text, err := json.MarshalIndent(r, "", "  ")
 	must(t, err)
 	must(t, os.WriteFile(file, append(text, '\n'), 0o644))

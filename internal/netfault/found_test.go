@@ -17,7 +17,7 @@ import (
 func TestHoleShorterThanPeerDead(t *testing.T) {
 	t.Parallel()
 	k := theClocks()
-	k.dead, k.verdict, k.stall = 5*time.Second, 7*time.Second, 5*time.Second
+	k.dead, k.verdict, k.stall, k.connect = 5*time.Second, 7*time.Second, 5*time.Second, 5*time.Second
 	if !shortRetries() {
 		t.Log("this kernel has no TCP_RTO_MAX_MS: ops go on late")
 		k.stall = 10 * time.Second

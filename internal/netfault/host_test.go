@@ -27,6 +27,7 @@ type host struct {
 	mac    string
 	dir    string // its files; short, for sockets are in it
 	hidden string // the files of the other
+	shared bool   // the boot id is that of this machine
 	netns  *os.File
 	far    *os.File // the other end of its cable
 }
@@ -185,8 +186,10 @@ func (h *host) enter(boot string, cmd *exec.Cmd) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	if err := unix.Mount(boot, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("give the host a boot id: %w", err)
+	if !h.shared {
+		if err := unix.Mount(boot, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("give the host a boot id: %w", err)
+		}
 	}
 	if err := unix.Mount("none", h.hidden, "tmpfs", 0, ""); err != nil {
 		return fmt.Errorf("hide %s: %w", h.hidden, err)

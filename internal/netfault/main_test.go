@@ -37,6 +37,7 @@ var (
 	verbose = flag.Bool("rooms", false, "tell every room that a fault touched")
 	out     = flag.String("out", "", "file for the result as JSON")
 	version = flag.String("version", "", "of this product, for the result")
+	again   = flag.String("again", "", "the command that does this, for the result")
 	only    = flag.String("only", "", "make only faults whose name contains this")
 	pairs   = flag.Int("pairs", 6, "pairs of engines that run at once: they wait more than they work")
 )

@@ -345,6 +345,9 @@ func (tr *traffic) side(ctx context.Context, o *outcome, side int, r *client.Roo
 			return err
 		}
 		e.reason = string(f.Reason)
+		if strings.Contains(f.Detail, "process has ended") {
+			tr.fault("room %d at the %s: %s: nobody's process has", o.room, group(side), f.Detail)
+		}
 	} else if side == destination {
 		want := make([]byte, tensorBytes)
 		for k, id := range pages {
