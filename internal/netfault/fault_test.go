@@ -331,8 +331,8 @@ func (f *field) round(ft fault, r *reliability.NetFault) (times []float64) {
 		}
 		for side, e := range o.ends {
 			if e.reason != "success" && (!touched || !slices.Contains(allowed, e.reason)) {
-				t.Errorf("room %d ended as %s at the %s: opened %v, ended %v after the fault began, which was over after %v", o.room, e.reason, group(side),
-					o.opened.Sub(began).Round(time.Millisecond), e.at.Sub(began).Round(time.Millisecond), mended.Sub(began).Round(time.Millisecond))
+				t.Errorf("room %d ended as %s at the %s: opened %v, ended %v after the fault began, which was over after %v: %s", o.room, e.reason, group(side),
+					o.opened.Sub(began).Round(time.Millisecond), e.at.Sub(began).Round(time.Millisecond), mended.Sub(began).Round(time.Millisecond), e.detail)
 			}
 		}
 		s, d := o.ends[source].reason, o.ends[destination].reason

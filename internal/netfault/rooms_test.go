@@ -145,6 +145,7 @@ func content(b []byte, room int64, page, tensor int) {
 type end struct {
 	reason string // "success" of one that did; "": not opened
 	at     time.Time
+	detail string
 }
 
 // outcome is a room that was played.
@@ -271,7 +272,7 @@ func (tr *traffic) play(rng *rand.Rand) *outcome {
 		var refused *client.Error
 		switch {
 		case errors.As(err, &ended):
-			o.ends[side] = end{string(ended.Reason), time.Now()}
+			o.ends[side] = end{reason: string(ended.Reason), at: time.Now()}
 		case errors.As(err, &refused) && refused.Code == "refused":
 			o.withdrawn, o.refused = true, refused.Message
 		case err != nil:
@@ -344,7 +345,7 @@ func (tr *traffic) side(ctx context.Context, o *outcome, side int, r *client.Roo
 		if err != nil {
 			return err
 		}
-		e.reason = string(f.Reason)
+		e.reason, e.detail = string(f.Reason), f.Detail
 		if strings.Contains(f.Detail, "process has ended") {
 			tr.fault("room %d at the %s: %s: nobody's process has", o.room, group(side), f.Detail)
 		}
