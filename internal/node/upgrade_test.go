@@ -5,9 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -148,20 +145,6 @@ func TestUpgradeUnderLoad(t *testing.T) {
 			}
 		})
 	}
-}
-
-// metrics are those of an engine, as text.
-func (e *engine) metrics(t *testing.T) string {
-	t.Helper()
-	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", e.cfg.Admin.Socket)
-	}}}
-	res, err := c.Get("http://engine/metrics")
-	must(t, err)
-	defer res.Body.Close()
-	b, err := io.ReadAll(res.Body)
-	must(t, err)
-	return string(b)
 }
 
 // grep returns the lines with a word.
