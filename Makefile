@@ -38,9 +38,10 @@ demo: build $(if $(filter etcd,$(PEERS)),etcdtest) ## move real KV cache between
 
 .PHONY: test
 test: build vet staticcheck venv ## vet, static check, all tests under the race detector, the Python packages
-	GORACE=atexit_sleep_ms=0 $(GO) test -race -timeout 15m -skip '^(TestConformance|TestMutants|TestSound|TestThreads|TestDescriptors)$$' $$($(GO) list ./... | grep -v -e /core/explore -e /internal/sim)
+	GORACE=atexit_sleep_ms=0 $(GO) test -race -timeout 15m -skip '^(TestConformance|TestMutants|TestSound|TestThreads|TestDescriptors)$$' $$($(GO) list ./... | grep -v -e /core/explore -e /internal/sim -e '/internal/sweep$$')
 	$(GO) test -timeout 15m ./core/explore ./internal/sim # no goroutines and millions of states: not under the race detector
 	$(GO) test -timeout 15m -run '^(TestConformance|TestMutants|TestSound|TestThreads|TestDescriptors)$$' ./plugins/... # thousands of conversations, and the memory of plugins is judged: likewise
+	$(GO) test -timeout 15m ./internal/sweep # kills processes and measures how long rooms take to end: alone
 	$(PYTHON) -W error::ResourceWarning -m unittest discover -s clients/python/tests
 	scripts/e2e.sh
 
@@ -74,6 +75,16 @@ sim: build ## run SCHEDULES (default 10000000, an hour or two) simulated cluster
 	$(BIN)/engine sim run --schedules $(or $(SCHEDULES),10000000) --seed $(or $(SEED),1) -o json > $(BIN)/sim.json
 	mv $(BIN)/sim.json docs/reliability/sim.json # a run that failed leaves the last result
 	$(GO) test ./internal/reliability -update
+
+.PHONY: sweep
+sweep: ## kill, stop and freeze the processes of a cluster at every syscall (half an hour), into docs/reliability and RELIABILITY.md
+	$(GO) test -timeout 4h ./internal/sweep -run TestSweep -v -modes kill,stop,freeze -pairs $(or $(PAIRS),0) -within 0 -seed $(or $(SEED),1) \
+	  -version '$(VERSION)' -json $(CURDIR)/docs/reliability/sweep.json
+	$(GO) test ./internal/reliability -update
+
+.PHONY: tools-strace
+tools-strace: ## install strace, which the kill sweep needs (Debian, as root)
+	command -v strace >/dev/null || { apt-get update && apt-get install -y --no-install-recommends strace; }
 
 .PHONY: fuzz
 fuzz: ## run every fuzzer for FUZZTIME (default 30s), into docs/reliability and RELIABILITY.md
