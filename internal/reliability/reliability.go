@@ -26,13 +26,14 @@ type Fault struct {
 func Render(dir string) (string, error) {
 	var (
 		simulated sim.Result
+		swept     sweeps
 		fuzzed    Fuzz
 		network   NetFaults
 	)
 	for _, r := range []struct {
 		file string
 		into any
-	}{{"sim.json", &simulated}, {"fuzz.json", &fuzzed}, {"netfaults.json", &network}} {
+	}{{"sim.json", &simulated}, {"sweep.json", &swept}, {"fuzz.json", &fuzzed}, {"netfaults.json", &network}} {
 		file := filepath.Join(dir, r.file)
 		text, err := os.ReadFile(file)
 		if err == nil {
@@ -53,6 +54,7 @@ What was run, and what it found. This file is written by a test from docs/reliab
 (` + "`go test ./internal/reliability -update`" + `).
 `)
 	renderSim(&b, &simulated)
+	swept.render(&b)
 	network.render(&b)
 	fuzzed.render(&b)
 	renderFaults(&b, faults)

@@ -3,7 +3,10 @@ package sweep
 import (
 	"errors"
 	"fmt"
+	"os"
+	"runtime"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -28,6 +31,7 @@ type Result struct {
 	Seconds float64        `json:"seconds"`
 	Version string         `json:"version"`
 	Command string         `json:"command"`
+	Load    string         `json:"load"` // of the machine, at the beginning and at the end
 
 	verdicts []float64
 	byKind   map[Kind]*KindResult
@@ -77,7 +81,7 @@ func (r *Result) Err(target float64) error {
 }
 
 func newResult(o Options, pairs []Pair) *Result {
-	r := &Result{Mode: o.Mode, Known: len(pairs), Reasons: map[string]int{}, Seed: o.Seed, Began: time.Now().UTC().Truncate(time.Second), byKind: map[Kind]*KindResult{}}
+	r := &Result{Mode: o.Mode, Known: len(pairs), Reasons: map[string]int{}, Seed: o.Seed, Began: time.Now().UTC().Truncate(time.Second), byKind: map[Kind]*KindResult{}, Load: load()}
 	names := map[string]bool{}
 	for _, p := range pairs {
 		k := r.byKind[p.Kind]
@@ -118,7 +122,15 @@ func (r *Result) add(o Outcome) {
 	k.verdicts = append(k.verdicts, o.Verdict...)
 }
 
+// load is how many threads wanted to run during the last minute.
+func load() string {
+	text, _ := os.ReadFile("/proc/loadavg")
+	first, _, _ := strings.Cut(string(text), " ")
+	return first
+}
+
 func (r *Result) finish() {
+	r.Load = fmt.Sprintf("%s to %s on %d cores", r.Load, load(), runtime.NumCPU())
 	r.Seconds = time.Since(r.Began).Round(time.Second).Seconds()
 	r.Ended, r.Times = len(r.verdicts), timesOf(r.verdicts)
 	for _, kind := range kinds {

@@ -68,7 +68,7 @@ func TestSweep(t *testing.T) {
 		if *within > 0 {
 			o.Until = time.Now().Add(*within)
 		}
-		again := fmt.Sprintf("go test ./internal/sweep -run TestSweep -modes %s -pairs %d -seed %d -within 0", mode, *pairs, *seed)
+		again := fmt.Sprintf("go test ./internal/sweep -run TestSweep -modes %s -pairs %d -seed %d -within %v -clusters %d", mode, *pairs, *seed, *within, *clusters)
 		if o.Mode != Kill {
 			o.Parallel *= 4
 		}
