@@ -263,3 +263,16 @@ func TestGroupWhy(t *testing.T) {
 	n.announce("c", announced("decode", dst, 4, 1))
 	why("a clash", "decode", `group "decode" (destination, 4 ranks) is refused: rank 1 of group "decode" is at engine "b" and at engine "c": stop one of the two workers.`)
 }
+
+// TestGroupOfAnotherLayoutIsToldAnew: a group that comes back with other pages is mapped in another way.
+func TestGroupOfAnotherLayoutIsToldAnew(t *testing.T) {
+	n := newGroupNode(t, "b", true)
+	n.host("decode", dst, 1, 0)
+	n.hello("a", 1, featureGroups)
+	n.announce("a", announced("prefill", src, 1, 0))
+	n.expect("equal pages", "decode with prefill at a: source [0] of 1 by [tcp]")
+	other := announced("prefill", src, 1, 0)
+	other.Layout.PageTokens = 32
+	n.announce("a", other)
+	n.expect("larger pages", "decode with prefill at a: source [0] of 1 by [tcp]")
+}

@@ -306,7 +306,7 @@ func (n *Node) pair(own *group, theirs *part, p *pairing) {
 	var err error
 	ev.Map, err = layout.New(src, dst)
 	if err == nil && src.Ranks != dst.Ranks {
-		err = n.stateTrouble(own, r, theirs.Name, src.Ranks, dst.Ranks)
+		err = n.stateTrouble(own.name, theirs.Name, src.Ranks, dst.Ranks)
 	}
 	if err != nil {
 		ev.Backends, ev.Reason, ev.Detail = nil, statemachine.LayoutMismatch, err.Error()
@@ -320,16 +320,13 @@ func (n *Node) pair(own *group, theirs *part, p *pairing) {
 	}
 }
 
-// stateTrouble refuses a pair of groups of unequal size one of which has a pool of state: nothing says how its
-// bytes would be shared out.
-func (n *Node) stateTrouble(own *group, r *remote, theirs string, src, dst int32) error {
+// stateTrouble refuses a pair of groups of unequal size one of which has a pool of state, at whatever engine: nothing
+// says how its bytes would be shared out.
+func (n *Node) stateTrouble(own, theirs string, src, dst int32) error {
 	pool := int32(-1)
-	for _, side := range []struct {
-		of    *remote
-		group string
-	}{{n.remotes[n.cfg.Node], own.name}, {r, theirs}} {
-		for _, p := range side.of.pools {
-			if p.state && p.group == side.group && (pool < 0 || p.ordinal < pool) {
+	for _, r := range n.remotes {
+		for _, p := range r.pools {
+			if p.state && (p.group == own || p.group == theirs) && (pool < 0 || p.ordinal < pool) {
 				pool = p.ordinal
 			}
 		}
