@@ -262,16 +262,23 @@ func TestQuarantineBeyondItsBudgetIsRetired(t *testing.T) {
 	must(t, err)
 	dir := tempDir(t)
 	gate := filepath.Join(dir, "gate")
-	pe := start(t, dir, "p", breach(t, "stuck")...)
+	submitted := filepath.Join(dir, "submitted")
+	pe := start(t, dir, "p", "plugins.tcp.exec="+self, `plugins.tcp.args=["plugin","breach","stuck","`+submitted+`"]`)
 	de := start(t, dir, "d", "plugins.tcp.exec="+self, `plugins.tcp.args=["plugin","breach","gated","`+gate+`"]`, "limits.quarantine=10%", "clocks.drain=200ms")
 	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
 	ctx := short(t)
 	rs, rd := bind(t, p, d, 1, []int32{1, 2, 3, 4})
 	must(t, rs.Send(ctx, client.Chunk{Parts: []client.Part{{Pool: p.pool, Pages: []int32{1, 2, 3, 4}}}, Last: true}))
-	eventually(t, "the op is out", func() bool { return rs.Poll() == client.Transferring })
+	eventually(t, "the plugin has the op", func() bool { _, err := os.Stat(submitted); return err == nil })
 	must(t, rd.Abort(ctx))
 
-	eventually(t, "the pages rest in quarantine", func() bool { return rd.Residency() == client.Quarantined })
+	ended := time.Now()
+	eventually(t, "the pages rest in quarantine", func() bool {
+		if time.Since(ended) > 15*time.Second {
+			t.Fatalf("pages are %v\n%s", rd.Residency(), explain(1))
+		}
+		return rd.Residency() == client.Quarantined
+	})
 	if err := rd.Release(ctx); err == nil {
 		t.Error("pages in quarantine were released")
 	}
