@@ -89,7 +89,8 @@ func attach(program string, pid int, expressions ...string) (*tracer, error) {
 		cmd: exec.Command(program, args...), said: make(chan string, 64), calls: map[string]int{}, last: map[string]call{}, most: map[string]int{},
 		stopped: make(chan struct{}), killed: make(chan struct{}), done: make(chan struct{}),
 	}
-	t.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// It dies with the sweep, however that ends: a tracer that is left behind would keep its process from being reaped.
+	t.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	out, err := t.cmd.StderrPipe()
 	if err != nil {
 		return nil, err
