@@ -93,7 +93,7 @@ func (m *Machine) admit() {
 		if m.live-m.queued >= m.cfg.Limits.Rooms {
 			break
 		}
-		paged := r.sm.Role == statemachine.Destination && r.paged == r.size
+		paged := r.sm.Role == statemachine.Destination && r.paged == r.local
 		all, workers := true, true
 		if paged {
 			all, workers = m.fits(r)
@@ -112,15 +112,14 @@ func (m *Machine) admit() {
 		if paged {
 			m.account(r, 1)
 		}
-		e := statemachine.Event{Kind: statemachine.OnAdmit}
+		e, at := statemachine.Event{Kind: statemachine.OnAdmit}, -1
 		if r.sm.Role == statemachine.Source {
-			var h placeholder
-			if h, e.D = m.placeholderFor(r, true); !e.D.IsZero() {
-				m.setPeer(idx, r, h.peer)
-				m.setMap(r, m.towards(r, h.group))
-			}
+			at, e.D = m.nextHeld(idx, r)
 		}
-		m.step(idx, e)
+		m.stepAt(idx, at, e)
+		if r.sm.Role == statemachine.Source {
+			m.offerHeld(idx, r)
+		}
 	}
 	if keep != i {
 		m.waiting = append(m.waiting[:keep], m.waiting[i:]...)
@@ -156,7 +155,7 @@ func (m *Machine) evict(idx int32) {
 	if r.buried {
 		m.leaveGrave(r)
 	}
-	if r.pair().Ops.Lost > 0 {
+	if m.opsOf(r).Lost > 0 {
 		m.unproven = max(m.unproven, r.sm.Own.Seq)
 	}
 	for slot := range int32(numTimers) {
@@ -165,6 +164,11 @@ func (m *Machine) evict(idx int32) {
 	m.freeParts(r)
 	for i := r.ranks; i != nil32; {
 		next := m.ranks.at(i).next
+		for l := m.ranks.at(i).lanes; l != nil32; {
+			n := m.lanes.at(l).next
+			m.lanes.del(l)
+			l = n
+		}
 		m.ranks.del(i)
 		i = next
 	}
@@ -173,6 +177,7 @@ func (m *Machine) evict(idx int32) {
 		m.ops.del(o)
 		o = n
 	}
+	m.freePairs(r)
 	m.dropAux(r)
 	m.dropMap(r)
 	if r.detail != nil32 {

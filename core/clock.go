@@ -271,7 +271,7 @@ func (m *Machine) fired(idx int32, c class) {
 	case clkStall, clkStallSrc:
 		// Stalled is a peer towards which nothing moves. An op that waits in the plugin behind others that
 		// do move is not; if it is lost, the plugin's Stats or the transfer clock tell.
-		if id := m.rooms.at(idx).peer; id != nilPeer && m.now-m.peer(id).moved < m.clocks.length[c] {
+		if m.moves(m.rooms.at(idx), m.clocks.length[c]) {
 			m.arm(idx, m.rooms.at(idx), slotPhase, c)
 			return
 		}
@@ -281,10 +281,26 @@ func (m *Machine) fired(idx int32, c class) {
 	}
 }
 
+// moves reports whether bytes moved within a time towards, or from, every engine that a record has ops
+// outstanding with.
+func (m *Machine) moves(r *room, within int64) bool {
+	moved := false
+	for i := r.pairs; i != nil32; i = m.pairs.at(i).next {
+		p := m.pairs.at(i)
+		if !p.outstanding || p.peer == nilPeer {
+			continue
+		}
+		if moved = m.now-m.peer(p.peer).moved < within; !moved {
+			return false
+		}
+	}
+	return moved
+}
+
 // setClocks makes the clock function total: it arms what the record's state demands. It is called
 // after every change of a record; clocks that must restart are armed by the caller before.
 func (m *Machine) setClocks(idx int32, r *room) {
-	src := r.sm.Role == statemachine.Source
+	src := r.sm.Role == statemachine.Source || m.voter(r) // whose clocks run longer than the judge's
 	pick := func(judge, source class) class {
 		if src {
 			return source
@@ -296,7 +312,7 @@ func (m *Machine) setClocks(idx int32, r *room) {
 		switch {
 		case !r.sm.Admitted:
 			m.keep(idx, r, slotPhase, clkQueue)
-		case !src:
+		case r.sm.Role == statemachine.Destination:
 			m.keep(idx, r, slotPhase, clkRegister)
 		case r.peerQueued || r.class[slotPhase] == clkPeerQueued: // one total, whoever says it again
 			m.keep(idx, r, slotPhase, clkPeerQueued)
@@ -314,7 +330,7 @@ func (m *Machine) setClocks(idx int32, r *room) {
 		if r.sm.Started {
 			m.keep(idx, r, slotTransfer, pick(clkTransfer, clkTransferSrc)+class(r.clockLog2))
 		}
-	case statemachine.Committed:
+	case statemachine.Committed, statemachine.Voted:
 		m.disarm(r, slotTransfer)
 		m.keep(idx, r, slotPhase, clkVerdict)
 	case statemachine.Ended:

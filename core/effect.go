@@ -34,6 +34,7 @@ type Effects struct {
 	parts      []PartPages
 	sent       []RankSent
 	sentParts  []PartSent
+	sources    []statemachine.Opener
 	grantParts []GrantPart
 }
 
@@ -42,7 +43,7 @@ func (e *Effects) Reset() {
 	e.Auxes, e.Words, e.Replies, e.Frames, e.Plugin = empty(e.Auxes), empty(e.Words), empty(e.Replies), empty(e.Frames), empty(e.Plugin)
 	e.Records, e.Stages, e.Gone, e.Drained = empty(e.Records), empty(e.Stages), empty(e.Gone), false
 	e.runs, e.ranks, e.parts = empty(e.runs), empty(e.ranks), empty(e.parts)
-	e.sent, e.sentParts, e.grantParts = empty(e.sent), empty(e.sentParts), empty(e.grantParts)
+	e.sent, e.sentParts, e.sources, e.grantParts = empty(e.sent), empty(e.sentParts), empty(e.sources), empty(e.grantParts)
 }
 
 // maxKept is the capacity beyond which Reset lets a buffer go.

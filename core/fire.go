@@ -42,13 +42,17 @@ func (m *Machine) FirePeer(id PeerID, out *Effects) bool {
 	return true
 }
 
-// FireHold lets the placeholder of a room be dropped, as its clock and the cap do. It reports whether
+// FireHold lets the placeholders of a room be dropped, as their clock and the cap do. It reports whether
 // there was one.
 func (m *Machine) FireHold(room int64, out *Effects) bool {
-	h, ok := m.placeholders[room]
-	if ok {
-		m.out = out
-		m.dropHold(room, h)
+	m.out = out
+	ok := false
+	for id := range m.peers {
+		k := holdKey{room, PeerID(id)}
+		if h, held := m.placeholders[k]; held {
+			ok = true
+			m.dropHold(k, h)
+		}
 	}
 	m.flush(out)
 	return ok

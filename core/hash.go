@@ -14,14 +14,14 @@ func (m *Machine) Hash() uint64 {
 	h := hash(1)
 	var sum uint64
 	m.eachRecord(func(_ int32, r *room) { sum += m.hashRoom(r) })
-	for k, v := range m.marks {
+	for k := range m.marks {
 		e := hash(2)
-		e.put(uint64(k.roomKey), k.att, uint64(v.peer))
+		e.put(uint64(k.roomKey), k.att, uint64(k.peer))
 		sum += e.end()
 	}
-	for id, p := range m.placeholders {
+	for k, p := range m.placeholders {
 		e := hash(3)
-		e.put(uint64(id), p.d.Inc, p.d.Seq, p.att, uint64(p.peer), hashString(p.group))
+		e.put(uint64(k.room), p.d.Inc, p.d.Seq, p.att, uint64(k.peer), hashString(p.group))
 		sum += e.end()
 	}
 	for i := range int32(m.sessions.len()) {
@@ -31,7 +31,11 @@ func (m *Machine) Hash() uint64 {
 	}
 	for k, g := range m.groups {
 		e := hash(5)
-		e.put(m.hashName(k.own), m.hashName(k.peer), uint64(g.peer), uint64(g.role)<<8|uint64(g.reason), uint64(g.size))
+		e.put(m.hashName(k.own), m.hashName(k.peer), uint64(g.role)<<8|uint64(g.reason), uint64(g.size))
+		for _, h := range g.hosts {
+			e.put(pack(int32(h.peer), h.lowest))
+			m.hashSet(&e, h.set)
+		}
 		e.putMap(g.layout)
 		for _, b := range g.backends {
 			e.put(m.hashName(b))
@@ -71,7 +75,7 @@ func (m *Machine) Hash() uint64 {
 		}
 	}
 	if m.policy.Len() > 0 {
-		h.put(m.policy.Hash(func(room int32) uint64 { return m.rooms.at(room).sm.Own.Seq }))
+		h.put(m.policy.Hash(func(pi int32) uint64 { return m.rooms.at(m.pairs.at(pi).room).sm.Own.Seq }))
 	}
 	h.put(flags(m.draining, m.drained, m.freed && len(m.waiting) > 0), uint64(m.held.pages), uint64(m.held.bytes), m.unproven)
 	return h.end()
@@ -79,14 +83,24 @@ func (m *Machine) Hash() uint64 {
 
 func (m *Machine) hashRoom(r *room) uint64 {
 	h := hash(8)
-	s, p := &r.sm, r.pair()
-	h.put(uint64(r.id), s.Own.Inc, s.Own.Seq, p.Other.Inc, p.Other.Seq, s.Att,
+	s := &r.sm
+	h.put(uint64(r.id), s.Own.Inc, s.Own.Seq, s.Att,
 		uint64(s.Role)|uint64(s.State)<<8|uint64(outcome(s.Reason))<<16|uint64(s.Pages)<<24|uint64(s.Rung)<<32|uint64(r.grant)<<40|uint64(r.rungArmed)<<48,
-		flags(s.Admitted, s.Started, s.Armed, p.RankQuiet, p.SourceEnded, p.DrainedSent, p.Confirmed, p.RankEnded, p.Quiet,
-			r.peerQueued, r.outstanding, r.havePages, r.wantPages, r.confirmOwed, r.told, r.untold, r.parked, r.pinned, r.counted, r.buried, r.aged),
-		pack(p.Ops.Open, p.Ops.Linger), pack(p.Ops.Dead, p.Ops.Lost))
+		flags(s.Admitted, s.Started, s.Armed, r.peerQueued, r.outstanding, r.whole, r.pinned, r.counted, r.buried, r.aged))
+	for i := r.pairs; i != nil32; i = m.pairs.at(i).next {
+		p := m.pairs.at(i)
+		q := &p.sm
+		h.put(q.Other.Inc, q.Other.Seq, pack(int32(p.peer), int32(p.epoch)), m.hashName(p.backend),
+			flags(q.Sibling, q.Judge, q.Confirmed, q.RankEnded, q.RankQuiet, q.SourceEnded, q.Quiet, q.DrainedSent,
+				p.havePages, p.wantPages, p.confirmOwed, p.outstanding, p.told, p.untold, p.parked),
+			pack(q.Ops.Open, q.Ops.Linger), pack(q.Ops.Dead, q.Ops.Lost), uint64(p.held), uint64(p.moved), uint64(p.flight))
+		m.hashSet(&h, p.set)
+		for t := p.said; t != nil32; t = m.saids.at(t).next {
+			h.put(pack(m.saids.at(t).rank, m.saids.at(t).ordinal), uint64(m.saids.at(t).pages))
+		}
+	}
 	h.put(m.hashName(r.group), m.hashName(r.peerGroup), m.hashName(r.backend), pack(int32(r.peer), int32(r.epoch)), pack(r.priority, int32(r.size)),
-		pack(int32(r.joined), int32(r.paged)), uint64(r.clockLog2)<<8|uint64(r.deadline), uint64(r.total), uint64(r.held), uint64(r.moved), uint64(r.flight))
+		pack(int32(r.joined), int32(r.paged)), uint64(r.local), uint64(r.clockLog2)<<8|uint64(r.deadline), uint64(r.total), uint64(r.held), uint64(r.moved), uint64(r.flight))
 	for _, c := range r.class {
 		h.put(uint64(c))
 	}
@@ -103,8 +117,15 @@ func (m *Machine) hashRoom(r *room) uint64 {
 		}
 		for c := kk.head; c != nil32; c = m.chunks.at(c).next {
 			cc := m.chunks.at(c)
-			h.put(pack(cc.ordinal, cc.from), pack(cc.pages, cc.off), pack(cc.layerFrom, cc.layerTo), pack(cc.to, cc.phase))
+			h.put(pack(cc.ordinal, cc.from), uint64(cc.pages), pack(cc.layerFrom, cc.layerTo))
 			m.hashRuns(&h, cc.runs)
+		}
+	}
+	for i := r.pairs; i != nil32; i = m.pairs.at(i).next {
+		for k := r.ranks; k != nil32; k = m.ranks.at(k).next {
+			if ln := m.laneOf(m.ranks.at(k), i); ln != nil && ln.at != nil32 {
+				h.put(pack(m.chunks.at(ln.at).ordinal, m.chunks.at(ln.at).from), uint64(m.chunks.at(ln.at).layerFrom), pack(ln.to, ln.phase), uint64(ln.off))
+			}
 		}
 	}
 	for p := r.dst; p != nil32; p = m.parts.at(p).next {
@@ -206,4 +227,14 @@ func flags(bits ...bool) uint64 {
 		}
 	}
 	return x
+}
+
+// hashSet adds a set of ranks.
+func (m *Machine) hashSet(h *hash, set int32) {
+	if set == fullyHosted {
+		return
+	}
+	for _, r := range m.sets[set] {
+		h.put(uint64(r))
+	}
 }

@@ -32,6 +32,9 @@ type Machine struct {
 	cursors  slab[cursor]
 	chunks   slab[chunk]
 	ops      slab[op]
+	lanes    slab[lane]
+	pairs    slab[pair]
+	saids    slab[said]
 	runs     slab[runBlock]
 	auxes    slab[auxRecord]
 	details  slab[string] // why rooms ended, in the words of plugins and peers
@@ -41,7 +44,7 @@ type Machine struct {
 	heads        index
 	marks        map[markKey]mark
 	markQueue    []markDue
-	placeholders map[int64]placeholder
+	placeholders map[holdKey]placeholder
 	holdQueue    []holdDue
 	sessionIDs   map[SessionID]int32
 	peers        []peer
@@ -53,7 +56,10 @@ type Machine struct {
 	lost         []lostEpoch      // epochs that ended, until they are fenced
 	asked        statemachine.Out // of the transition that is being carried out
 	scratch      []layout.Run
+	gathered     []statemachine.Pair // of the record that is being stepped
 	reports      []report
+	saying       []PartSent
+	sets         [][]int32 // sets of ranks, ascending; none is ever changed
 	names        []name
 	ids          map[string]int32
 
@@ -66,7 +72,7 @@ type Machine struct {
 	drained  bool
 	stats    Stats
 
-	registering int32  // the record whose Register is being handled, else nil32
+	registering int32  // the pair whose Register is being handled, else nil32
 	peerless    graves // tombstones of no peer
 	judgeAt     int64  // no peer changes by time alone before
 	weighAt     int64  // when quarantined pages are weighed against their budget next, whatever happens; 0: not by time
@@ -80,9 +86,9 @@ type markDue struct {
 }
 
 type holdDue struct {
-	room int64
-	seq  uint64
-	due  int64
+	key holdKey
+	seq uint64
+	due int64
 }
 
 // name is an interned name of a group or a backend, and the hash of it.
@@ -130,7 +136,8 @@ func (m *Machine) Reset(cfg Config) error {
 
 		rooms: old.rooms.emptied(), sessions: old.sessions.emptied(), ranks: old.ranks.emptied(), parts: old.parts.emptied(),
 		cursors: old.cursors.emptied(), chunks: old.chunks.emptied(), ops: old.ops.emptied(), runs: old.runs.emptied(),
-		auxes: old.auxes.emptied(), details: old.details.emptied(),
+		auxes: old.auxes.emptied(), details: old.details.emptied(), pairs: old.pairs.emptied(), lanes: old.lanes.emptied(), saids: old.saids.emptied(),
+		sets: emptied(old.sets), gathered: old.gathered[:0], saying: old.saying[:0], asked: old.asked,
 		markQueue: old.markQueue[:0], holdQueue: old.holdQueue[:0], waiting: old.waiting[:0], peers: emptied(old.peers), plugins: emptied(old.plugins),
 		retirees: emptied(old.retirees), lost: emptied(old.lost), names: emptied(old.names), scratch: old.scratch, reports: old.reports[:0], maps: old.maps.emptied(),
 	}
@@ -262,9 +269,9 @@ func (m *Machine) event(e *Event) {
 	case Granted, GrantFailed:
 		m.granted(e)
 	case Revoked:
-		m.grantEvent(e, statemachine.OnRevoked)
+		m.revoked(e)
 	case Fenced:
-		m.grantEvent(e, statemachine.OnFenced)
+		m.fenced(e)
 	case DrainBegin:
 		m.draining, m.drained = true, false
 	case DrainEnd:
@@ -439,11 +446,14 @@ func (m *Machine) end(idx int32, why statemachine.Reason, detail string) {
 }
 
 // step runs the transition function on a record and carries out what it asks for.
-func (m *Machine) step(idx int32, e statemachine.Event) {
+func (m *Machine) step(idx int32, e statemachine.Event) { m.stepAt(idx, -1, e) }
+
+// stepAt is step for an event that is about the pair at a place.
+func (m *Machine) stepAt(idx int32, at int, e statemachine.Event) {
 	r := m.rooms.at(idx)
 	was := standingOf(r)
 	o := m.emptyOut()
-	r.sm.Step(r.pairs[:], 0, &e, o)
+	m.transition(r, at, &e, o)
 	m.settle(idx, r, was, o)
 }
 
@@ -495,16 +505,17 @@ func (m *Machine) settle(idx int32, r *room, was standing, o *statemachine.Out) 
 // act carries out the actions of one transition.
 func (m *Machine) act(idx int32, r *room, o *statemachine.Out) {
 	if o.Do&statemachine.DoDropPlaceholder != 0 {
-		if h, ok := m.placeholders[r.id]; ok && h.d == r.pair().Other {
-			delete(m.placeholders, r.id)
-			m.peer(h.peer).holds--
-		}
+		m.eachPair(r, func(_ int, p *pair) {
+			if h, ok := m.placeholders[holdKey{r.id, p.peer}]; ok && h.d == p.sm.Other && p.peer != nilPeer {
+				m.unhold(holdKey{r.id, p.peer})
+			}
+		})
 	}
 	if o.Do&statemachine.DoSubmit != 0 {
-		m.ready(idx, r)
+		m.readyAll(idx, r)
 	}
 	if o.Do&statemachine.DoCancel != 0 {
-		m.cancel(idx, r)
+		m.cancel(r)
 	}
 	if o.Do&statemachine.DoDrop != 0 {
 		m.stats.Dropped++
@@ -517,9 +528,10 @@ func (m *Machine) act(idx int32, r *room, o *statemachine.Out) {
 			m.stats.Rungs[RungReceiver].Entered++
 		}
 	}
-	if o.Do&statemachine.DoFence != 0 && r.backend != nil32 {
+	for i := 0; i < len(o.Fence) && r.backend != nil32; i++ {
+		q := m.pairAt(r, o.Fence[i])
 		p := m.plugin(PluginFencePeer, r.backend, r.epoch)
-		p.Room, p.S, p.D, p.Peer, p.PeerInc, p.Grant = r.id, r.pair().Other, r.sm.Own, r.peer, r.pair().Other.Inc, grantID(idx, r)
+		p.Room, p.S, p.D, p.Peer, p.PeerInc, p.Grant = r.id, q.sm.Other, r.sm.Own, q.peer, q.sm.Other.Inc, m.fenceID(r, o.Fence[i])
 	}
 }
 
@@ -614,7 +626,7 @@ func (m *Machine) forgetSession(i int32) {
 // forgettable reports whether an ended record may become a tombstone: no op of it is unquiet, its
 // pages are reusable and every rank took them back.
 func (m *Machine) forgettable(r *room) bool {
-	if r.sm.State != statemachine.Ended || !r.pair().Ops.QuietLocal() {
+	if r.sm.State != statemachine.Ended || !m.opsOf(r).QuietLocal() {
 		return false
 	}
 	if r.sm.Role == statemachine.Destination && !r.sm.Pages.Reusable() {
@@ -632,7 +644,7 @@ func (m *Machine) forgettable(r *room) bool {
 func (m *Machine) record(r *room, kind RecordKind) *Record {
 	rec := next(&m.out.Records)
 	rec.Kind, rec.Role, rec.State, rec.Reason = kind, r.sm.Role, r.sm.State, r.sm.Reason
-	rec.Peer, rec.Room, rec.Own, rec.Pair = r.peer, r.id, r.sm.Own, r.pair().Other
+	rec.Peer, rec.Room, rec.Own, rec.Pair = r.peer, r.id, r.sm.Own, m.firstPair(r).sm.Other
 	return rec
 }
 

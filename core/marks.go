@@ -6,17 +6,16 @@ import (
 	"github.com/terminus-kv/terminus/core/statemachine"
 )
 
-// What the core remembers of destinations and attempts that are not open here: per room at most one
-// placeholder (a destination that registered before its source opened), and abort marks (attempts that
-// the peer aborted). Both are capped per peer and have a clock.
+// What the core remembers of destinations and attempts that are not open here: per room and engine at most
+// one placeholder (a destination that registered before its source opened), and abort marks (attempts that
+// an engine aborted). Both are capped per peer and have a clock.
 
 // forgetHolds drops the placeholders of a peer whose link is over. An Abort of one of them may have
 // been lost with the link, and a destination that is still registered says so again after Hello.
 func (m *Machine) forgetHolds(id PeerID) {
-	for room, h := range m.placeholders {
-		if h.peer == id {
-			delete(m.placeholders, room)
-			m.peer(id).holds--
+	for k := range m.placeholders {
+		if k.peer == id {
+			m.unhold(k)
 		}
 	}
 }
@@ -25,40 +24,27 @@ func (m *Machine) forgetHolds(id PeerID) {
 func (m *Machine) remember(from PeerID, f *Frame, role statemachine.Role, o *statemachine.Out) {
 	p := m.peer(from)
 	if o.Do&statemachine.DoDropPlaceholder != 0 {
-		if h, ok := m.placeholders[f.Room]; ok && h.d == f.D && h.peer == from {
-			delete(m.placeholders, f.Room)
-			m.peer(h.peer).holds--
+		if h, ok := m.placeholders[holdKey{f.Room, from}]; ok && h.d == f.D {
+			m.unhold(holdKey{f.Room, from})
 			if f.Kind == FrameAbort && m.liveRoom(keyOf(f.Room, role)) == nil32 {
 				o.Do |= statemachine.DoMark
 			}
 		}
 	}
 	if o.Do&statemachine.DoPlaceholder != 0 {
-		if h, ok := m.placeholders[f.Room]; ok {
-			m.peer(h.peer).holds--
-			delete(m.placeholders, f.Room)
-			if h.peer != from { // another engine's destination would wait in vain
-				m.sendStale(h.peer, f.Room, h.d, h.att)
-			}
-		}
-		if p.holds >= m.cfg.Limits.PeerMarks {
-			m.sendStale(from, f.Room, f.D, f.Att)
-			m.stats.Dropped++
-		} else {
-			m.hold(f.Room, placeholder{d: f.D, att: f.Att, peer: from, group: f.Group})
-		}
+		m.holdFrame(from, f)
 	}
 	if o.Do&statemachine.DoMark != 0 {
-		k := markKey{keyOf(f.Room, role), f.Att}
-		if old, ok := m.marks[k]; ok {
-			m.dropMark(k, old)
+		k := markKey{keyOf(f.Room, role), f.Att, from}
+		if _, ok := m.marks[k]; ok {
+			m.dropMark(k)
 		}
 		if p.marks >= m.cfg.Limits.PeerMarks {
 			m.stats.Dropped++
 			return
 		}
 		m.seq++
-		mk := mark{from, m.now + int64(m.cfg.Clocks.Tombstone), m.seq}
+		mk := mark{m.now + int64(m.cfg.Clocks.Tombstone), m.seq}
 		m.marks[k] = mk
 		p.marks++
 		if len(m.markQueue) > 2*len(m.marks)+64 { // mostly marks that were consumed or renewed
@@ -68,38 +54,165 @@ func (m *Machine) remember(from PeerID, f *Frame, role statemachine.Role, o *sta
 	}
 }
 
+// holdFrame keeps the placeholder of a Register. It takes the place of that engine's older one, and of those of
+// other attempts and groups, whose destinations would wait in vain.
+func (m *Machine) holdFrame(from PeerID, f *Frame) {
+	if len(m.placeholders) > 0 {
+		for id := range m.peers {
+			k := holdKey{f.Room, PeerID(id)}
+			h, ok := m.placeholders[k]
+			switch {
+			case !ok:
+			case k.peer == from:
+				m.unhold(k)
+			case h.att != f.Att || h.group != f.Group || !m.spans(h.group):
+				m.dropHold(k, h)
+			}
+		}
+	}
+	if m.peer(from).holds >= m.cfg.Limits.PeerMarks {
+		m.sendStale(from, f.Room, f.D, f.Att)
+		m.stats.Dropped++
+		return
+	}
+	m.hold(holdKey{f.Room, from}, placeholder{d: f.D, att: f.Att, group: f.Group})
+}
+
+// spans reports whether a group at the other side sits on more than one engine, as far as any group here
+// knows it.
+func (m *Machine) spans(name string) bool {
+	id, ok := m.ids[name]
+	if !ok {
+		return false
+	}
+	for k, g := range m.groups {
+		if k.peer == id && k.own != id && (len(g.hosts) > 1 || !g.complete()) {
+			return true
+		}
+	}
+	return false
+}
+
+// wanted reports whether the destination of an attempt has registered already.
+func (m *Machine) wanted(room int64, att uint64) bool {
+	for id := 0; id < len(m.peers) && len(m.placeholders) > 0; id++ {
+		if h, ok := m.placeholders[holdKey{room, PeerID(id)}]; ok && h.att == att {
+			return true
+		}
+	}
+	return false
+}
+
+// nextHeld is a pair of an admitted source that is not bound and has a placeholder of its attempt, and that
+// placeholder's destination; place -1 when there is none.
+func (m *Machine) nextHeld(idx int32, r *room) (at int, d statemachine.Opener) {
+	for id := 0; id < len(m.peers) && len(m.placeholders) > 0; id++ {
+		from := PeerID(id)
+		h, ok := m.placeholders[holdKey{r.id, from}]
+		if !ok || h.att != r.sm.Att || r.peerGroup != nil32 && m.name(r.peerGroup) != h.group || !m.speaksFor(from, r) {
+			continue
+		}
+		if at := m.towardsGroup(idx, r, from, h.group); at >= 0 && m.pairAt(r, at).sm.Other.IsZero() {
+			if r.sm.State != statemachine.Ended {
+				m.meetPeer(idx, r, at, from)
+				m.setMap(r, m.towards(r, h.group)) // Confirm will bring the pages and not the group
+			}
+			return at, h.d
+		}
+	}
+	return -1, statemachine.Opener{}
+}
+
+// offerHeld offers a source to every placeholder of its attempt; one that has ended tells them so.
+func (m *Machine) offerHeld(idx int32, r *room) {
+	for r.sm.Admitted && r.sm.State != statemachine.Committed {
+		at, d := m.nextHeld(idx, r)
+		if at < 0 {
+			return
+		}
+		if r.sm.State == statemachine.Ended && len(m.gathered) < 2 {
+			return // the only counterpart has left its mark
+		}
+		m.stepAt(idx, at, statemachine.Event{Kind: statemachine.OnHeld, D: d})
+		if m.pairAt(r, at).sm.Other.IsZero() {
+			return
+		}
+		m.unholdOf(r, at)
+	}
+}
+
+// unholdOf forgets the placeholder that a pair has been bound to.
+func (m *Machine) unholdOf(r *room, at int) {
+	k := holdKey{r.id, m.pairAt(r, at).peer}
+	if h, ok := m.placeholders[k]; ok && h.d == m.pairAt(r, at).sm.Other {
+		m.unhold(k)
+	}
+}
+
+// marked is the place of a pair whose engine has ended the attempt of a record that is being opened; -1 when
+// none has. All marks of the attempt are consumed, and every engine that left one, or whose placeholder is
+// answered by itself, is told nothing.
+func (m *Machine) marked(key roomKey, r *room) int {
+	found := -1
+	for id := 0; id < len(m.peers) && len(m.marks) > 0; id++ {
+		k := markKey{key, r.sm.Att, PeerID(id)}
+		if _, ok := m.marks[k]; !ok || !m.speaksFor(PeerID(id), r) {
+			continue
+		}
+		m.dropMark(k)
+		for _, sibling := range []bool{false, true} {
+			if at := m.pairWith(r, PeerID(id), sibling); at >= 0 {
+				m.pairAt(r, at).sm.Told = true
+				found = max(found, at)
+			}
+		}
+	}
+	for i := r.pairs; i != nil32 && found >= 0; i = m.pairs.at(i).next {
+		p := m.pairs.at(i)
+		if h, ok := m.placeholders[holdKey{r.id, p.peer}]; ok && h.att == r.sm.Att && r.sm.Role == statemachine.Source {
+			p.sm.Told = true
+		}
+	}
+	return found
+}
+
+// unhold forgets a placeholder.
+func (m *Machine) unhold(k holdKey) {
+	delete(m.placeholders, k)
+	m.peer(k.peer).holds--
+}
+
 // hold keeps a placeholder. It outlives the bootstrap clock of its destination, so that one which is
 // still there then was forgotten: its Abort overtook the Register, or was lost.
-func (m *Machine) hold(room int64, h placeholder) {
+func (m *Machine) hold(k holdKey, h placeholder) {
 	m.seq++
 	h.seq = m.seq
-	m.placeholders[room] = h
-	m.peer(h.peer).holds++
+	m.placeholders[k] = h
+	m.peer(k.peer).holds++
 	if len(m.holdQueue) > 2*len(m.placeholders)+64 { // mostly those that were used
-		m.holdQueue = slices.DeleteFunc(m.holdQueue, func(d holdDue) bool { return m.placeholders[d.room].seq != d.seq })
+		m.holdQueue = slices.DeleteFunc(m.holdQueue, func(d holdDue) bool { return m.placeholders[d.key].seq != d.seq })
 	}
-	m.holdQueue = append(m.holdQueue, holdDue{room, h.seq, m.now + int64(m.cfg.Clocks.Bootstrap) + int64(m.cfg.Clocks.Tombstone)})
+	m.holdQueue = append(m.holdQueue, holdDue{k, h.seq, m.now + int64(m.cfg.Clocks.Bootstrap) + int64(m.cfg.Clocks.Tombstone)})
 }
 
 // expireHolds drops placeholders that nobody asked for; as at the cap, the destination is told.
 func (m *Machine) expireHolds() {
 	for len(m.holdQueue) > 0 {
 		d := m.holdQueue[0]
-		if h, ok := m.placeholders[d.room]; ok && h.seq == d.seq {
+		if h, ok := m.placeholders[d.key]; ok && h.seq == d.seq {
 			if d.due > m.now {
 				return
 			}
-			m.dropHold(d.room, h)
+			m.dropHold(d.key, h)
 		}
 		m.holdQueue = m.holdQueue[1:]
 	}
 }
 
 // dropHold forgets a placeholder that its destination still counts on, and tells it.
-func (m *Machine) dropHold(room int64, h placeholder) {
-	delete(m.placeholders, room)
-	m.peer(h.peer).holds--
-	m.sendStale(h.peer, room, h.d, h.att)
+func (m *Machine) dropHold(k holdKey, h placeholder) {
+	m.unhold(k)
+	m.sendStale(k.peer, k.room, h.d, h.att)
 }
 
 // sendStale tells a destination that is not wanted here that it waits in vain.
@@ -109,9 +222,9 @@ func (m *Machine) sendStale(to PeerID, room int64, d statemachine.Opener, att ui
 	}
 }
 
-func (m *Machine) dropMark(k markKey, mk mark) {
+func (m *Machine) dropMark(k markKey) {
 	delete(m.marks, k)
-	m.peer(mk.peer).marks--
+	m.peer(k.peer).marks--
 }
 
 // expireMarks drops the abort marks whose tombstone clock is over; the queue is in order of time.
@@ -123,7 +236,7 @@ func (m *Machine) expireMarks() {
 			if mk.due > m.now {
 				return
 			}
-			m.dropMark(d.key, mk)
+			m.dropMark(d.key)
 		}
 		m.markQueue = m.markQueue[1:]
 	}

@@ -9,10 +9,17 @@ import (
 	"github.com/terminus-kv/terminus/core/statemachine"
 )
 
-// ready hands a confirmed room with held chunks to the scheduler.
-func (m *Machine) ready(idx int32, r *room) {
-	if r.sm.State == statemachine.Confirmed && r.havePages && r.held > 0 {
-		m.policy.Add(idx, r.peer, r.held, r.priority, m.now)
+// ready hands a room that has held chunks for the engine of a pair to the scheduler.
+func (m *Machine) ready(pi int32) {
+	p := m.pairs.at(pi)
+	if r := m.rooms.at(p.room); p.held > 0 && p.havePages && agreed(r, p) {
+		m.policy.Add(pi, p.peer, p.held, r.priority, m.now)
+	}
+}
+
+func (m *Machine) readyAll(idx int32, r *room) {
+	for i := r.pairs; i != nil32; i = m.pairs.at(i).next {
+		m.ready(i)
 	}
 }
 
@@ -28,13 +35,13 @@ func (w windows) Open(id PeerID) bool {
 // schedule submits ops as far as the windows allow.
 func (m *Machine) schedule() {
 	for m.policy.Len() > 0 {
-		idx, ok := m.policy.Next(m.now, windows{m})
+		pi, ok := m.policy.Next(m.now, windows{m})
 		if !ok {
 			return
 		}
-		if r := m.rooms.at(idx); !m.submit(idx, r) {
-			m.policy.Remove(idx)
-			r.parked = r.sm.State == statemachine.Confirmed && r.held > 0
+		if p := m.pairs.at(pi); !m.submit(pi, p) {
+			m.policy.Remove(pi)
+			p.parked = p.held > 0 && agreed(m.rooms.at(p.room), p)
 		}
 	}
 }
@@ -42,38 +49,44 @@ func (m *Machine) schedule() {
 // unpark gives rooms that waited for a plugin back to the scheduler.
 func (m *Machine) unpark() {
 	m.eachRoom(func(idx int32) {
-		if r := m.rooms.at(idx); r.parked {
-			r.parked = false
-			m.ready(idx, r)
+		for i := m.rooms.at(idx).pairs; i != nil32; i = m.pairs.at(i).next {
+			if p := m.pairs.at(i); p.parked {
+				p.parked = false
+				m.ready(i)
+			}
 		}
 	})
 }
 
-// submit cuts one op from the room's held chunks. It returns false when the room cannot submit now: it
-// ended, has nothing, or its backend is not up.
-func (m *Machine) submit(idx int32, r *room) bool {
-	pl := m.backend(r.backend)
+// submit cuts one op from the chunks that a room holds for the engine of a pair. It returns false when it
+// cannot submit now: the room ended, has nothing, or its backend is not up.
+func (m *Machine) submit(pi int32, p *pair) bool {
+	idx := p.room
+	r := m.rooms.at(idx)
+	pl := m.backend(p.backend)
 	if pl == nil || !pl.up {
 		if pl != nil && pl.down {
-			m.end(idx, statemachine.BackendDown, "backend "+m.name(r.backend)+" is down on this engine")
+			m.end(idx, statemachine.BackendDown, "backend "+m.name(p.backend)+" is down on this engine")
 		}
 		return false
 	}
+	var ln *lane
 	k := r.ranks
-	for k != nil32 && m.ranks.at(k).head == nil32 {
-		k = m.ranks.at(k).next
+	for ; k != nil32; k = m.ranks.at(k).next {
+		if ln = m.laneOf(m.ranks.at(k), pi); ln != nil && ln.at != nil32 {
+			break
+		}
 	}
-	if k == nil32 || r.sm.State != statemachine.Confirmed {
+	if k == nil32 || !agreed(r, p) {
 		return false
 	}
 	kk := m.ranks.at(k)
-	ci := kk.head
-	c := m.chunks.at(ci)
+	c := m.chunks.at(ln.at)
 	lm := layout.Map{}
 	if !c.state {
 		lm = m.mapOf(r)
 	}
-	pt, st, why, detail := m.target(r, kk, c, lm)
+	pt, st, why, detail := m.target(r, p, kk, ln, c, lm)
 	if why != statemachine.None {
 		m.end(idx, why, detail)
 		return false
@@ -82,9 +95,9 @@ func (m *Machine) submit(idx int32, r *room) bool {
 	if pl.maxOp > 0 {
 		limit = min(limit, pl.maxOp)
 	}
-	perPage := lm.Bytes(kk.rank, c.to, c.pageBytes, c.layerFrom, c.layerTo)
-	n := int32(max(1, min(int64(st.Count-c.off), limit/max(perPage, 1))))
-	src, dst := st.Src+c.off*st.SrcStep, pt.prefix+st.Dst+c.off*st.DstStep
+	perPage := lm.Bytes(kk.rank, ln.to, c.pageBytes, c.layerFrom, c.layerTo)
+	n := int32(max(1, min(int64(st.Count-ln.off), limit/max(perPage, 1))))
+	src, dst := st.Src+ln.off*st.SrcStep, pt.prefix+st.Dst+ln.off*st.DstStep
 	start := len(m.out.runs)
 	var took, took2 int32
 	m.out.runs, took = m.cut(m.out.runs, c.runs, src, st.SrcStep, n, m.cfg.Limits.OpRuns)
@@ -99,25 +112,26 @@ func (m *Machine) submit(idx int32, r *room) bool {
 	}
 	bytes := int64(took) * perPage
 	m.gens++
-	oi := m.ops.add(op{room: idx, rank: k, next: r.ops, gen: m.gens, backend: r.backend, epoch: pl.epoch, state: opOpen, bytes: bytes, peer: r.peer})
+	oi := m.ops.add(op{room: idx, rank: k, pair: pi, next: r.ops, gen: m.gens, backend: p.backend, epoch: pl.epoch, state: opOpen, bytes: bytes, peer: p.peer})
 	r.ops = oi
 	id := opID(oi, m.gens)
 	r.held -= bytes
-	r.outstanding = true
-	r.pair().Ops.Open++
+	p.held -= bytes
+	p.outstanding, r.outstanding = true, true
+	p.sm.Ops.Open++
 	kk.ops.Open++
-	p := m.peer(r.peer)
-	p.ops++
-	p.bytes += bytes
+	to := m.peer(p.peer)
+	to.ops++
+	to.bytes += bytes
 	m.stats.Ops++
-	m.policy.Charge(r.peer, bytes)
+	m.policy.Charge(p.peer, bytes)
 	rec := m.record(r, RecOp)
 	rec.Op, rec.Bytes = id, bytes
-	m.step(idx, statemachine.Event{Kind: statemachine.OnSubmit})
+	m.stepAt(idx, m.placeOf(r, pi), statemachine.Event{Kind: statemachine.OnSubmit})
 
-	e := m.plugin(PluginSubmit, r.backend, pl.epoch)
-	e.Op, e.S, e.D, e.Room, e.Peer, e.PeerInc, e.PeerEpoch = id, r.sm.Own, r.pair().Other, r.id, r.peer, r.pair().Other.Inc, r.epoch
-	e.SrcRank, e.DstRank, e.Map, e.Phase = kk.rank, c.to, lm, c.phase
+	e := m.plugin(PluginSubmit, p.backend, pl.epoch)
+	e.Op, e.S, e.D, e.Room, e.Peer, e.PeerInc, e.PeerEpoch = id, r.sm.Own, p.sm.Other, r.id, p.peer, p.sm.Other.Inc, p.epoch
+	e.SrcRank, e.DstRank, e.Map, e.Phase = kk.rank, ln.to, lm, ln.phase
 	e.SrcPool, e.DstPool, e.Source, e.Destination = c.pool, pt.pool, m.out.runs[start:mid:mid], tail(m.out.runs, mid)
 	e.LayerFrom, e.LayerTo, e.Priority, e.Bytes = c.layerFrom, c.layerTo, r.priority, bytes
 	for _, slot := range []int{slotTransfer, slotDeadline} {
@@ -125,43 +139,43 @@ func (m *Machine) submit(idx int32, r *room) bool {
 			e.DeadlineIn = max(left, 1)
 		}
 	}
-	c.off += took
-	if c.off == st.Count && m.chunkDone(r, kk, c, lm) {
-		kk.head = c.next
-		m.freeChunk(ci)
+	ln.off += took
+	if ln.off == st.Count && m.chunkDone(r, p, kk, ln, c, lm) {
+		m.pass(kk, ln)
+		m.skip(r, p, kk, ln)
 	}
-	if r.held > 0 {
-		m.policy.Add(idx, r.peer, r.held, r.priority, m.now)
+	if p.held > 0 {
+		m.policy.Add(pi, p.peer, p.held, r.priority, m.now)
 	} else {
-		m.policy.Remove(idx)
+		m.policy.Remove(pi)
 	}
-	m.tell(r)
+	m.tell(r, p)
 	return true
 }
 
-// target is where a chunk goes next: the part of the destination rank c.to, and what the phase c.phase moves
-// of it. It passes over ranks and phases that get nothing. Part nil: nothing is left to be sent. A reason
-// says that the parts of both sides do not fit.
-func (m *Machine) target(r *room, k *rank, c *chunk, lm layout.Map) (pt *part, st layout.Steps, why statemachine.Reason, detail string) {
+// target is where a chunk goes next of what the engine of a pair hosts: the part of the destination rank
+// ln.to, and what the phase ln.phase moves of it. It passes over ranks and phases that get nothing. Part nil:
+// nothing is left to be sent. A reason says that the parts of both sides do not fit.
+func (m *Machine) target(r *room, p *pair, k *rank, ln *lane, c *chunk, lm layout.Map) (pt *part, st layout.Steps, why statemachine.Reason, detail string) {
 	end := k.rank + 1 // of the zero map
 	if lm.IsZero() {
-		c.to = k.rank
+		ln.to = k.rank
 	} else {
 		_, end = lm.Ranks()
 	}
-	for phases := lm.Phases(); c.to < end; c.to, c.phase, c.off = c.to+1, 0, 0 {
-		if lm.Bytes(k.rank, c.to, c.pageBytes, c.layerFrom, c.layerTo) == 0 && !lm.IsZero() {
+	for phases := lm.Phases(); ln.to < end; ln.to, ln.phase, ln.off = ln.to+1, 0, 0 {
+		if !m.hosts(p.set, ln.to) || lm.Bytes(k.rank, ln.to, c.pageBytes, c.layerFrom, c.layerTo) == 0 && !lm.IsZero() {
 			continue
 		}
-		pi := m.part(r, c.to, c.ordinal)
+		pi := m.part(r, ln.to, c.ordinal)
 		if pi == nil32 || !lm.Holds(int64(c.from)+int64(c.pages), int64(m.parts.at(pi).pages-m.parts.at(pi).prefix)) {
 			return nil, st, statemachine.LengthMismatch, "the source sends more pages than the destination registered"
 		}
 		if pt = m.parts.at(pi); pt.state != c.state {
 			return nil, st, statemachine.LayoutMismatch, fmt.Sprintf("pool %d is of kind state on one side only", c.ordinal)
 		}
-		for ; c.phase < phases; c.phase, c.off = c.phase+1, 0 {
-			if st = lm.Steps(c.phase, c.from, c.pages, pt.pages-pt.prefix); c.off < st.Count {
+		for ; ln.phase < phases; ln.phase, ln.off = ln.phase+1, 0 {
+			if st = lm.Steps(ln.phase, c.from, c.pages, pt.pages-pt.prefix); ln.off < st.Count {
 				return pt, st, statemachine.None, ""
 			}
 		}
@@ -172,28 +186,31 @@ func (m *Machine) target(r *room, k *rank, c *chunk, lm layout.Map) (pt *part, s
 	return nil, st, statemachine.None, ""
 }
 
-// chunkDone reports whether all of a chunk is submitted whose present phase is.
-func (m *Machine) chunkDone(r *room, k *rank, c *chunk, lm layout.Map) bool {
+// chunkDone reports whether all of a chunk for the engine of a pair is submitted whose present phase is.
+func (m *Machine) chunkDone(r *room, p *pair, k *rank, ln *lane, c *chunk, lm layout.Map) bool {
 	if lm.IsZero() {
 		return true
 	}
-	pt, _, why, _ := m.target(r, k, c, lm)
+	pt, _, why, _ := m.target(r, p, k, ln, c, lm)
 	return pt == nil && why == statemachine.None
 }
 
-// carried is the bytes that a chunk takes to all destination ranks in all phases; before the destination's
-// layout is known, what the chunk has.
-func (m *Machine) carried(r *room, k *rank, c *chunk) int64 {
-	if r.layout == nil32 || c.state {
+// carried is the bytes that a chunk takes to the destination ranks of a pair in all phases; before the
+// destination's layout is known, what the chunk has.
+func (m *Machine) carried(r *room, p *pair, k *rank, c *chunk) int64 {
+	lm := m.mapOf(r)
+	if c.state || lm.IsZero() {
+		if !m.hosts(p.set, k.rank) {
+			return 0
+		}
 		return int64(c.pages) * c.pageBytes
 	}
-	lm := m.mapOf(r)
 	_, per := lm.Scale()
 	_, ranks := lm.Ranks()
 	var sum int64
 	for q := range ranks {
 		b := lm.Bytes(k.rank, q, c.pageBytes, c.layerFrom, c.layerTo)
-		if b == 0 {
+		if b == 0 || !m.hosts(p.set, q) {
 			continue
 		}
 		n := int64(c.pages)
@@ -207,35 +224,64 @@ func (m *Machine) carried(r *room, k *rank, c *chunk) int64 {
 	return sum
 }
 
-// recount is for a source that has just learned of its destination's pages: what it holds is counted
-// anew, and chunks that other ranks send are dropped.
-func (m *Machine) recount(r *room) {
-	if r.layout == nil32 {
-		return
+// nothing reports whether a chunk has nothing for the engine of a pair.
+func (m *Machine) nothing(r *room, p *pair, k *rank, c *chunk) bool {
+	if r.layout == nil32 || c.state {
+		return !m.hosts(p.set, k.rank)
 	}
-	r.held = 0
+	return m.carried(r, p, k, c) == 0
+}
+
+// recount is for a source that has just learned of a destination or of its layout, and has submitted
+// nothing to it: what it holds for that engine is counted anew.
+func (m *Machine) recount(r *room, pi int32) {
+	p := m.pairs.at(pi)
+	var held int64
 	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
 		k := m.ranks.at(i)
-		c := k.head
-		k.head, k.tail = nil32, nil32
-		for c != nil32 {
-			cc := m.chunks.at(c)
-			next := cc.next
-			cc.next = nil32
-			bytes := m.carried(r, k, cc)
-			switch {
-			case bytes == 0 && !cc.state:
-				m.freeChunk(c)
-			case k.head == nil32:
-				k.head, k.tail = c, c
-			default:
-				m.chunks.at(k.tail).next, k.tail = c, c
-			}
-			r.held += bytes
-			c = next
+		ln := m.laneOf(k, pi)
+		m.skip(r, p, k, ln)
+		for c := ln.at; c != nil32; c = m.chunks.at(c).next {
+			held += m.carried(r, p, k, m.chunks.at(c))
 		}
 	}
-	r.total = r.held
+	r.held += held - p.held
+	r.total += held - p.held
+	p.held = held
+}
+
+// keepChunk puts a chunk behind those that its rank holds. It returns the bytes that it takes to all engines.
+func (m *Machine) keepChunk(r *room, k *rank, ch int32) (sum int64) {
+	if k.head == nil32 {
+		k.head = ch
+	} else {
+		m.chunks.at(k.tail).next = ch
+	}
+	k.tail = ch
+	c := m.chunks.at(ch)
+	for l := k.lanes; l != nil32; l = m.lanes.at(l).next {
+		ln := m.lanes.at(l)
+		p := m.pairs.at(ln.pair)
+		bytes := m.carried(r, p, k, c)
+		p.held += bytes
+		sum += bytes
+		if c.lanes++; ln.at == nil32 {
+			ln.at = ch
+		}
+	}
+	for l := k.lanes; l != nil32; l = m.lanes.at(l).next {
+		ln := m.lanes.at(l)
+		m.skip(r, m.pairs.at(ln.pair), k, ln)
+	}
+	r.held += sum
+	return sum
+}
+
+// skip passes over chunks at the front of a lane that have nothing for its engine.
+func (m *Machine) skip(r *room, p *pair, k *rank, ln *lane) {
+	for ln.at != nil32 && m.nothing(r, p, k, m.chunks.at(ln.at)) {
+		m.pass(k, ln)
+	}
 }
 
 func (m *Machine) freeChunk(c int32) {
@@ -250,26 +296,30 @@ const progressEvery = 100 * time.Millisecond
 
 // tell sends Progress when what the judge must know changed: ops outstanding or not, or bytes grew and
 // progressEvery has passed.
-func (m *Machine) tell(r *room) {
-	if r.sm.Role != statemachine.Source || r.sm.State != statemachine.Confirmed {
+func (m *Machine) tell(r *room, p *pair) {
+	if r.sm.Role != statemachine.Source || !agreed(r, p) {
 		return
 	}
-	if r.outstanding == r.told && m.now-r.toldAt < int64(progressEvery) {
+	if p.outstanding == p.told && m.now-p.toldAt < int64(progressEvery) {
 		return
 	}
-	r.told, r.toldAt = r.outstanding, m.now
-	if r.peer == nilPeer {
+	p.told, p.toldAt = p.outstanding, m.now
+	if p.peer == nilPeer {
 		return
 	}
-	if f := m.frameTo(r.peer, FrameProgress); f != nil {
-		f.Room, f.S, f.D, f.Bytes, f.Outstanding = r.id, r.sm.Own, r.pair().Other, r.moved+r.flight, r.outstanding
+	if f := m.frameTo(p.peer, FrameProgress); f != nil {
+		f.Room, f.S, f.D, f.Bytes, f.Outstanding = r.id, r.sm.Own, p.sm.Other, p.moved+p.flight, p.outstanding
 	}
 }
 
 // cancel drops the held chunks of an ended source and aborts what a plugin has of it.
-func (m *Machine) cancel(idx int32, r *room) {
-	m.policy.Remove(idx)
-	r.held, r.parked = 0, false
+func (m *Machine) cancel(r *room) {
+	for i := r.pairs; i != nil32; i = m.pairs.at(i).next {
+		m.policy.Remove(i)
+		p := m.pairs.at(i)
+		p.held, p.parked = 0, false
+	}
+	r.held = 0
 	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
 		k := m.ranks.at(i)
 		for c := k.head; c != nil32; {
@@ -278,6 +328,9 @@ func (m *Machine) cancel(idx int32, r *room) {
 			c = n
 		}
 		k.head, k.tail = nil32, nil32
+		for l := k.lanes; l != nil32; l = m.lanes.at(l).next {
+			m.lanes.at(l).at = nil32
+		}
 	}
 	for o := r.ops; o != nil32; o = m.ops.at(o).next {
 		if oo := m.ops.at(o); oo.state == opOpen {
@@ -311,12 +364,12 @@ func (m *Machine) opProgress(e *Event) {
 	oo.progress += grown
 	m.peer(oo.peer).moved = m.now
 	idx := oo.room
-	r := m.rooms.at(idx)
-	r.flight += grown
+	r, p := m.rooms.at(idx), m.pairs.at(oo.pair)
+	r.count(p, 0, grown)
 	if r.sm.State == statemachine.Confirmed {
 		m.arm(idx, r, slotPhase, clkStallSrc)
-		m.tell(r)
 	}
+	m.tell(r, p)
 }
 
 func (m *Machine) opEnd(e *Event) {
@@ -329,31 +382,32 @@ func (m *Machine) opEnd(e *Event) {
 	idx := oo.room
 	r, k := m.rooms.at(idx), m.ranks.at(oo.rank)
 	m.leaveWindow(oo)
-	r.pair().Ops.Open--
+	p, at := m.pairs.at(oo.pair), m.placeOf(r, oo.pair)
+	p.sm.Ops.Open--
 	k.ops.Open--
-	r.flight -= oo.progress
+	r.count(p, 0, -oo.progress)
 	if e.Quiet {
 		m.freeOp(o)
 	} else {
 		oo.state = opLinger
-		r.pair().Ops.Linger++
+		p.sm.Ops.Linger++
 		k.ops.Linger++
 	}
-	r.outstanding = r.pair().Ops.Open > 0
+	m.setOutstanding(r, p, p.sm.Ops.Open > 0)
 	rec := m.record(r, RecOpEnd)
 	rec.Op, rec.End, rec.Bytes, rec.Detail = e.Op, e.End, e.Bytes, e.Detail
 	m.stats.OpEnds[e.End&7]++
 	if e.End == EndDone {
-		r.moved += max(e.Bytes, 0)
+		r.count(p, max(e.Bytes, 0), 0)
 		m.stats.Bytes += max(e.Bytes, 0)
-		m.heard(r.peer)
-		m.peer(r.peer).moved = m.now
+		m.heard(p.peer)
+		m.peer(p.peer).moved = m.now
 		if r.sm.State == statemachine.Confirmed {
 			m.disarm(r, slotPhase) // progress: whichever clock follows starts anew
 		}
 		m.step(idx, statemachine.Event{Kind: statemachine.OnOps})
 		m.maybeComplete(idx, r)
-		m.tell(r)
+		m.tell(r, p)
 		return
 	}
 	why := e.Reason
@@ -365,10 +419,10 @@ func (m *Machine) opEnd(e *Event) {
 	case why == statemachine.None:
 		why = statemachine.TransferFailed
 	}
-	if r.sm.State == statemachine.Confirmed {
+	if agreed(r, p) {
 		m.explain(idx, e.Detail)
 	}
-	m.step(idx, statemachine.Event{Kind: statemachine.OnOpFailed, Reason: why})
+	m.stepAt(idx, at, statemachine.Event{Kind: statemachine.OnOpFailed, Reason: why})
 }
 
 func (m *Machine) leaveWindow(o *op) {
@@ -402,7 +456,7 @@ func (m *Machine) opQuiesced(e *Event) {
 		return
 	}
 	idx := m.ops.at(o).room
-	m.rooms.at(idx).pair().Ops.Linger--
+	m.pairs.at(m.ops.at(o).pair).sm.Ops.Linger--
 	m.ranks.at(m.ops.at(o).rank).ops.Linger--
 	m.freeOp(o)
 	m.step(idx, statemachine.Event{Kind: statemachine.OnOps})
@@ -410,7 +464,7 @@ func (m *Machine) opQuiesced(e *Event) {
 
 // maybeComplete raises OnComplete when every rank sent its last and every op is Done.
 func (m *Machine) maybeComplete(idx int32, r *room) {
-	if r.sm.State != statemachine.Confirmed || r.paged != r.size || r.held > 0 || r.pair().Ops.Open > 0 {
+	if r.sm.State != statemachine.Confirmed || r.paged != r.local || r.held > 0 || m.opsOf(r).Open > 0 {
 		return
 	}
 	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
@@ -454,7 +508,7 @@ func (m *Machine) pluginUp(e *Event) {
 	m.unpark()
 	m.eachRoom(func(idx int32) {
 		if r := m.rooms.at(idx); r.sm.State == statemachine.Registered && r.backend == nil32 {
-			m.resync(idx, r)
+			m.resyncAll(idx, r)
 		}
 	})
 }
@@ -474,26 +528,26 @@ func (m *Machine) pluginLost(e *Event) {
 			continue
 		}
 		idx := oo.room
-		r, k := m.rooms.at(idx), m.ranks.at(oo.rank)
+		r, k, p := m.rooms.at(idx), m.ranks.at(oo.rank), m.pairs.at(oo.pair)
 		why := statemachine.None
 		if oo.state == opOpen {
 			m.leaveWindow(oo)
-			r.pair().Ops.Open--
+			p.sm.Ops.Open--
 			k.ops.Open--
-			r.flight -= oo.progress
-			r.outstanding = r.pair().Ops.Open > 0
+			r.count(p, 0, -oo.progress)
+			m.setOutstanding(r, p, p.sm.Ops.Open > 0)
 			why = statemachine.PluginLost
 		} else {
-			r.pair().Ops.Linger--
+			p.sm.Ops.Linger--
 			k.ops.Linger--
 		}
 		oo.state = opDead
-		r.pair().Ops.Dead++
+		p.sm.Ops.Dead++
 		k.ops.Dead++
-		if r.sm.State == statemachine.Confirmed && why != statemachine.None {
+		if agreed(r, p) && why != statemachine.None {
 			m.explain(idx, e.Detail)
 		}
-		m.step(idx, statemachine.Event{Kind: statemachine.OnPluginLost, Reason: why})
+		m.stepAt(idx, m.placeOf(r, oo.pair), statemachine.Event{Kind: statemachine.OnPluginLost, Reason: why})
 	}
 	m.eachRoom(func(idx int32) {
 		r := m.rooms.at(idx)
@@ -520,10 +574,10 @@ func (m *Machine) pluginFenced(e *Event) {
 			continue
 		}
 		idx := oo.room
-		r, k := m.rooms.at(idx), m.ranks.at(oo.rank)
-		r.pair().Ops.Dead--
+		p, k := m.pairs.at(oo.pair), m.ranks.at(oo.rank)
+		p.sm.Ops.Dead--
 		k.ops.Dead--
-		r.pair().Ops.Lost++
+		p.sm.Ops.Lost++
 		k.ops.Lost++
 		m.freeOp(o)
 		m.step(idx, statemachine.Event{Kind: statemachine.OnOps})
@@ -564,23 +618,36 @@ func (m *Machine) granted(e *Event) {
 		return
 	}
 	r.grant = granted
-	if r.confirmOwed && r.sm.State == statemachine.Bound {
-		r.confirmOwed = false
-		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameConfirm, S: r.pair().Other, D: r.sm.Own})
-	}
+	m.eachPair(r, func(at int, p *pair) {
+		if p.confirmOwed && r.sm.Column(&p.sm) == statemachine.Bound {
+			p.confirmOwed = false
+			m.sendFrame(idx, r, &statemachine.Send{Kind: FrameConfirm, At: at, S: p.sm.Other, D: r.sm.Own})
+		}
+	})
 }
 
-func (m *Machine) grantEvent(e *Event, kind statemachine.Kind) {
+// revoked: the plugin refuses a destination opener for good, or does not know.
+func (m *Machine) revoked(e *Event) {
 	idx := m.roomOf(e.Grant)
 	if idx == nil32 {
 		m.stats.Dropped++
 		return
 	}
-	if r := m.rooms.at(idx); kind == statemachine.OnRevoked {
-		r.grant = noGrant
-		if r.sm.Rung != statemachine.NoRung && e.Quiet {
-			m.leftRung(RungReceiver, r.since)
-		}
+	r := m.rooms.at(idx)
+	r.grant = noGrant
+	if r.sm.Rung != statemachine.NoRung && e.Quiet {
+		m.leftRung(RungReceiver, r.since)
 	}
-	m.step(idx, statemachine.Event{Kind: kind, Quiet: e.Quiet})
+	m.step(idx, statemachine.Event{Kind: statemachine.OnRevoked, Quiet: e.Quiet})
+}
+
+// fenced is the answer to FencePeer about the source of one pair.
+func (m *Machine) fenced(e *Event) {
+	pi := m.fenceOf(e.Grant)
+	if pi == nil32 {
+		m.stats.Dropped++
+		return
+	}
+	idx := m.pairs.at(pi).room
+	m.stepAt(idx, m.placeOf(m.rooms.at(idx), pi), statemachine.Event{Kind: statemachine.OnFenced, Quiet: e.Quiet})
 }

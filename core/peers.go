@@ -38,45 +38,67 @@ func (m *Machine) peerHello(e *Event) {
 	m.judgeAt = 0
 	if newer {
 		m.eachRecord(func(idx int32, r *room) {
-			if r.peer == e.Peer && !r.pair().Other.IsZero() && r.pair().Other.Inc != e.Inc {
-				m.step(idx, statemachine.Event{Kind: statemachine.OnHelloNewer})
-			}
+			m.eachPair(r, func(at int, p *pair) {
+				if p.peer == e.Peer && (p.sm.Sibling || !p.sm.Other.IsZero() && p.sm.Other.Inc != e.Inc) {
+					m.stepAt(idx, at, statemachine.Event{Kind: statemachine.OnHelloNewer})
+				}
+			})
 		})
 		m.forgetPeer(e.Peer)
 		m.forgetQueued(e.Peer)
 	}
 	m.forgetHolds(e.Peer) // Resync registers again what still stands
 	m.eachRecord(func(idx int32, r *room) {
-		if r.peer == e.Peer {
-			m.resync(idx, r)
-		}
+		m.eachPair(r, func(at int, p *pair) {
+			if p.peer == e.Peer {
+				m.resync(idx, r, at)
+			}
+		})
 	})
 }
 
-// resync re-sends what the protocol says after a Hello.
-func (m *Machine) resync(idx int32, r *room) {
-	own, pair := r.sm.Own, r.pair().Other
-	switch r.sm.State {
+func (m *Machine) resyncAll(idx int32, r *room) {
+	m.eachPair(r, func(at int, _ *pair) { m.resync(idx, r, at) })
+}
+
+// resync re-sends to the engine of a pair what the protocol says after a Hello.
+func (m *Machine) resync(idx int32, r *room, at int) {
+	p := m.pairAt(r, at)
+	own, other := r.sm.Own, p.sm.Other
+	if p.sm.Sibling {
+		if r.sm.State == statemachine.Voted {
+			o := m.emptyOut()
+			r.sm.Vote(m.smPairs(r), o)
+			for i := range o.Sends {
+				m.sendFrame(idx, r, &o.Sends[i])
+			}
+		}
+		return
+	}
+	switch r.sm.Column(&p.sm) {
 	case statemachine.Offered, statemachine.Confirmed:
-		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameBound, S: own, D: pair, Att: r.sm.Att})
+		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameBound, At: at, S: own, D: other, Att: r.sm.Att})
 		if r.sm.Started { // or the judge's stall clock runs on what was said last
-			r.told = !r.outstanding
-			m.tell(r)
+			p.told = !p.outstanding
+			m.tell(r, p)
 		}
 	case statemachine.Committed:
-		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameRankEnd, S: own, D: pair, Quiet: r.pair().RankQuiet})
+		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameRankEnd, At: at, S: own, D: other, Quiet: p.sm.RankQuiet})
 	case statemachine.Opened:
-		m.sayQueued(idx, r)
+		m.sayQueuedTo(idx, r, at)
 	case statemachine.Registered:
-		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameRegister, D: own, Att: r.sm.Att})
+		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameRegister, At: at, D: own, Att: r.sm.Att})
 	case statemachine.Bound:
-		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameConfirm, S: pair, D: own})
-	case statemachine.Ended:
-		if r.untold {
-			m.sendFrame(idx, r, &statemachine.Send{Kind: FrameAbort, D: own, Att: r.sm.Att, Reason: r.sm.Reason})
+		if !p.sm.RankEnded {
+			m.sendFrame(idx, r, &statemachine.Send{Kind: FrameConfirm, At: at, S: other, D: own})
 		}
-		if r.sm.Role == statemachine.Destination && r.sm.Rung != statemachine.NoRung && pair.Inc == m.peer(r.peer).inc {
-			s := r.sm.Repeat(r.pair())
+	case statemachine.Ended:
+		if p.untold {
+			m.sendFrame(idx, r, &statemachine.Send{Kind: FrameAbort, At: at, D: own, Att: r.sm.Att, Reason: r.sm.Reason})
+		}
+		if r.sm.Role == statemachine.Destination && r.sm.Rung != statemachine.NoRung && !p.sm.Quiet && other.Inc == m.peer(p.peer).inc {
+			s := r.sm.Repeat(&p.sm)
+			s.At = at
 			m.sendFrame(idx, r, &s)
 		}
 	}
@@ -91,9 +113,11 @@ func (m *Machine) peerGone(e *Event) {
 	m.peerDead(e.Peer)
 	// A dead engine submits nothing more: as after a Hello of a newer incarnation, rung 3 can be a proof.
 	m.eachRecord(func(idx int32, r *room) {
-		if r.peer == e.Peer && r.pair().Other.Inc == e.Inc {
-			m.step(idx, statemachine.Event{Kind: statemachine.OnHelloNewer})
-		}
+		m.eachPair(r, func(at int, p *pair) {
+			if p.peer == e.Peer && (p.sm.Sibling || p.sm.Other.Inc == e.Inc) {
+				m.stepAt(idx, at, statemachine.Event{Kind: statemachine.OnHelloNewer})
+			}
+		})
 	})
 }
 
@@ -133,16 +157,18 @@ func (m *Machine) peerDead(id PeerID) {
 	m.forgetHolds(id)
 	m.forgetQueued(id)
 	m.eachRecord(func(idx int32, r *room) {
-		if r.peer == id && !r.pair().Other.IsZero() {
-			m.step(idx, statemachine.Event{Kind: statemachine.OnPeerDead})
-		}
+		m.eachPair(r, func(at int, p *pair) {
+			if p.peer == id && (p.sm.Sibling || !p.sm.Other.IsZero()) {
+				m.stepAt(idx, at, statemachine.Event{Kind: statemachine.OnPeerDead})
+			}
+		})
 	})
 }
 
 // forgetQueued: whoever said Queued is gone. The clock that it started runs on.
 func (m *Machine) forgetQueued(id PeerID) {
 	m.eachRecord(func(_ int32, r *room) {
-		if r.peer == id {
+		if r.peerQueued && m.pairWith(r, id, false) >= 0 {
 			r.peerQueued = false
 		}
 	})
@@ -150,9 +176,9 @@ func (m *Machine) forgetQueued(id PeerID) {
 
 // forgetPeer drops what belongs to an older incarnation of the peer: abort marks and pools.
 func (m *Machine) forgetPeer(id PeerID) {
-	for k, mk := range m.marks {
-		if mk.peer == id {
-			m.dropMark(k, mk)
+	for k := range m.marks {
+		if k.peer == id {
+			m.dropMark(k)
 		}
 	}
 	for k := range m.remotePools {
@@ -162,59 +188,14 @@ func (m *Machine) forgetPeer(id PeerID) {
 	}
 }
 
-// peerGroup: a group appeared at a peer, changed, or was refused. Rooms that waited for it go on.
-func (m *Machine) peerGroup(e *Event) {
-	name := m.intern(e.Group)
-	own := m.intern(e.PeerGroup)
-	if own == name { // ranks of the own group at another engine: groups that span engines are not served yet
-		return
-	}
-	if e.Size == 0 {
-		delete(m.groups, groupPair{own, name})
-		return
-	}
-	g := &group{peer: e.Peer, role: e.Role, size: e.Size, layout: e.Map, reason: e.Reason, detail: e.Detail}
-	for _, b := range e.Backends {
-		g.backends = append(g.backends, m.intern(b))
-	}
-	m.groups[groupPair{own, name}] = g
-	m.eachRecord(func(idx int32, r *room) {
-		if r.peerGroup != name || r.group != own {
-			return
-		}
-		if r.sm.State == statemachine.Ended {
-			if r.untold && r.peer == nilPeer {
-				m.setPeer(idx, r, e.Peer)
-				m.resync(idx, r)
-			}
-			return
-		}
-		met := r.peer != nilPeer
-		if !met {
-			r.peer = e.Peer
-		}
-		if !r.pair().Other.IsZero() || r.peer != e.Peer {
-			return
-		}
-		if r.sm.Role == statemachine.Destination && r.backend != nil32 {
-			m.setMap(r, g.layout)
-		}
-		switch {
-		case g.reason != statemachine.None:
-			m.end(idx, g.reason, g.detail)
-		case !g.fits(r.sm.Role, int32(r.size)):
-			m.end(idx, statemachine.LayoutMismatch, fmt.Sprintf("group %q has %d ranks, this one %d", e.Group, g.size, r.size))
-		case r.sm.Role == statemachine.Destination && (!met || r.sm.State == statemachine.Registered && r.backend == nil32):
-			m.resync(idx, r) // it waited for the group; else Hello has said it already
-			m.endIfDown(idx)
-		}
-	})
+// sayQueued tells the source engines that the destination is open and waits for memory.
+func (m *Machine) sayQueued(idx int32, r *room) {
+	m.eachPair(r, func(at int, _ *pair) { m.sayQueuedTo(idx, r, at) })
 }
 
-// sayQueued tells the source engine that the destination is open and waits for memory.
-func (m *Machine) sayQueued(idx int32, r *room) {
-	if r.sm.Role == statemachine.Destination && r.sm.State == statemachine.Opened {
-		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameQueued, D: r.sm.Own, Att: r.sm.Att})
+func (m *Machine) sayQueuedTo(idx int32, r *room, at int) {
+	if r.sm.Role == statemachine.Destination && r.sm.State == statemachine.Opened && !m.pairAt(r, at).sm.Sibling {
+		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameQueued, At: at, D: r.sm.Own, Att: r.sm.Att})
 	}
 }
 
@@ -246,8 +227,10 @@ func (m *Machine) frame(from PeerID, f *Frame) {
 		default:
 			m.toDestination(from, f, &e)
 		}
+	case FrameReady, FrameGroupVerdict, FrameGroupAbort:
+		m.toSibling(from, f, &e)
 	default:
-		m.stats.Dropped++ // group frames: groups that span engines are refused
+		m.stats.Dropped++
 	}
 }
 
@@ -267,10 +250,10 @@ func (m *Machine) returned(from PeerID, f *Frame) bool {
 
 // first returns the record of a key that a frame concerns most by rank, 0 before all; of equals the
 // newest. A rank of none does not count.
-func (m *Machine) first(k roomKey, f *Frame, rank func(*room, *Frame) int) int32 {
+func (m *Machine) first(k roomKey, from PeerID, f *Frame, rank func(*Machine, *room, PeerID, *Frame) int) int32 {
 	best, at := none, nil32
 	for i := m.head(k); i != nil32 && best > 0; i = m.rooms.at(i).next {
-		if n := rank(m.rooms.at(i), f); n < best {
+		if n := rank(m, m.rooms.at(i), from, f); n < best {
 			best, at = n, i
 		}
 	}
@@ -280,8 +263,13 @@ func (m *Machine) first(k roomKey, f *Frame, rank func(*room, *Frame) int) int32
 const none = 4
 
 // sourceRank is the precedence of docs/protocol.md for frames that do not name the source.
-func sourceRank(r *room, f *Frame) int {
-	pair, ended := r.pair().Other, r.sm.State == statemachine.Ended
+func sourceRank(m *Machine, r *room, from PeerID, f *Frame) int {
+	pair, ended := statemachine.Opener{}, r.sm.State == statemachine.Ended
+	if at := m.pairWith(r, from, false); at >= 0 {
+		pair = m.pairAt(r, at).sm.Other
+	} else {
+		pair = m.firstPair(r).sm.Other // of another engine: it is not this one's
+	}
 	switch {
 	case !ended && pair == f.D:
 		return 0
@@ -296,7 +284,7 @@ func sourceRank(r *room, f *Frame) int {
 }
 
 // destinationRank is the same for Abort(s, 0).
-func destinationRank(r *room, f *Frame) int {
+func destinationRank(_ *Machine, r *room, _ PeerID, f *Frame) int {
 	ended := r.sm.State == statemachine.Ended
 	switch {
 	case !ended && r.sm.Att == f.Att:
@@ -310,16 +298,51 @@ func destinationRank(r *room, f *Frame) int {
 }
 
 // speaksFor reports whether an engine may speak about a room: a room that named a group takes the word of the
-// engine that it has met and of the one that hosts that group now. While nobody is known to host it, anybody
+// engines that it has met and of those that host that group now. While nobody is known to host it, anybody
 // may be the one, as for a room that named none.
 func (m *Machine) speaksFor(from PeerID, r *room) bool {
-	if r.peerGroup == nil32 || r.peer == from {
+	met := r.peer == from
+	for i := r.pairs; i != nil32 && !met; i = m.pairs.at(i).next {
+		met = m.pairs.at(i).peer == from
+	}
+	if r.peerGroup == nil32 || met {
 		return true
 	}
 	if g := m.groups[groupPair{r.group, r.peerGroup}]; g != nil {
-		return g.peer == from
+		return g.hostedBy(from)
 	}
 	return r.peer == nilPeer
+}
+
+// counterpart is the place of the pair that an engine at the other side speaks about; -1 when there is none.
+// A record that sits with one engine and is not bound may go on with another.
+func (m *Machine) counterpart(r *room, from PeerID) int {
+	at := m.pairWith(r, from, false)
+	if first := m.firstPair(r); at < 0 && first.sm.Other.IsZero() && first.next == nil32 {
+		return 0
+	}
+	return at
+}
+
+// towardsGroup is the place of the pair with an engine whose destination is of a group; -1 when the record must
+// wait until all engines of the group are known.
+func (m *Machine) towardsGroup(idx int32, r *room, from PeerID, group string) int {
+	if id, ok := m.ids[group]; ok && !r.whole {
+		if g := m.groups[groupPair{r.group, id}]; g != nil && (len(g.hosts) > 1 || !g.complete()) {
+			if m.meetGroup(idx, r, g); !r.whole {
+				return -1
+			}
+		}
+	}
+	return m.counterpart(r, from)
+}
+
+// meetPeer notes the engine of a pair that anybody could have been.
+func (m *Machine) meetPeer(idx int32, r *room, at int, from PeerID) {
+	p := m.pairAt(r, at)
+	if p.peer = from; at == 0 {
+		m.setPeer(idx, r, from)
+	}
 }
 
 // stranger answers a frame about a room that does not belong to its sender. What it says of another attempt may
@@ -327,7 +350,7 @@ func (m *Machine) speaksFor(from PeerID, r *room) bool {
 func (m *Machine) stranger(from PeerID, r *room, f *Frame, e *statemachine.Event) {
 	switch {
 	case f.Att != r.sm.Att && (f.Kind == FrameRegister || f.Kind == FrameAbort):
-		m.absent(from, r.sm.Role, f, e)
+		m.absent(from, r.sm.Role, f, e, false)
 		return
 	case f.Kind == FrameRegister: // it would wait in vain
 		m.sendStale(from, f.Room, f.D, f.Att)
@@ -342,74 +365,102 @@ func (m *Machine) toSource(from PeerID, f *Frame, e *statemachine.Event) {
 	case FrameConfirm, FrameVerdict:
 		idx = m.byOwn(key, f.S)
 	default:
-		idx = m.first(key, f, sourceRank)
+		idx = m.first(key, from, f, sourceRank)
 	}
 	if idx == nil32 {
-		m.absent(from, statemachine.Source, f, e)
+		m.absent(from, statemachine.Source, f, e, false)
 		return
 	}
 	r := m.rooms.at(idx)
-	if r.peer != nilPeer && r.peer != from && !r.pair().Other.IsZero() && r.pair().Other == f.D {
-		m.stats.Dropped++ // another engine speaks for this pair
-		return
-	}
 	if !m.speaksFor(from, r) || f.Kind == FrameQueued && r.peerGroup != nil32 && r.peer == nilPeer {
 		m.stranger(from, r, f, e)
 		return
 	}
-	m.record(r, RecFrameIn).Frame = f.Kind
-	if f.Kind == FrameQueued {
-		if (r.sm.State == statemachine.Unbound || r.sm.State == statemachine.Offered) && f.Att == r.sm.Att {
-			r.peerQueued = true
-			if r.peer == nilPeer {
-				r.peer = from
-			}
-		}
-		m.step(idx, *e)
-		return
-	}
-	if f.Kind == FrameRegister && r.sm.State == statemachine.Unbound && f.Att == r.sm.Att {
+	if f.Kind == FrameRegister && r.sm.State == statemachine.Unbound && f.Att == r.sm.Att && !f.D.IsZero() {
 		if r.peerGroup != nil32 && m.name(r.peerGroup) != f.Group {
 			m.sendStale(from, f.Room, f.D, f.Att)
 			m.stats.Dropped++
 			return
 		}
+		if m.towardsGroup(idx, r, from, f.Group) < 0 { // not all engines of the group are known yet
+			m.holdFrame(from, f)
+			return
+		}
+	}
+	at := m.counterpart(r, from)
+	if at < 0 {
+		if m.otherPairOf(r, f.D) {
+			m.stats.Dropped++ // another engine speaks for this pair
+			return
+		}
+		m.stranger(from, r, f, e)
+		return
+	}
+	p := m.pairAt(r, at)
+	m.record(r, RecFrameIn).Frame = f.Kind
+	if f.Kind == FrameQueued {
+		if c := r.sm.Column(&p.sm); (c == statemachine.Unbound || c == statemachine.Offered) && f.Att == r.sm.Att {
+			r.peerQueued = true
+			if p.peer == nilPeer {
+				m.meetPeer(idx, r, at, from)
+			}
+		}
+		m.stepAt(idx, at, *e)
+		return
+	}
+	if f.Kind == FrameRegister && r.sm.Column(&p.sm) == statemachine.Unbound && f.Att == r.sm.Att {
 		r.peerQueued = false
 		if !r.sm.Admitted { // see open
 			m.step(idx, statemachine.Event{Kind: statemachine.OnAdmit})
 		}
 	}
-	old := r.sm.State
-	if r.pair().Other.IsZero() && f.Att == r.sm.Att {
-		m.setPeer(idx, r, from)
+	old := r.sm.Column(&p.sm)
+	if p.sm.Other.IsZero() && f.Att == r.sm.Att {
+		m.meetPeer(idx, r, at, from)
 	}
 	if f.Kind == FrameRegister {
-		m.registering = idx
+		m.registering = m.indexOf(r, at)
 	}
-	m.stepFrame(idx, r, from, f, e)
+	m.stepFrame(idx, r, at, from, f, e)
 	m.registering = nil32
 	switch {
-	case f.Kind == FrameRegister && r.sm.State == statemachine.Offered && r.pair().Other == f.D && !r.havePages:
-		m.takePages(idx, r, from, f)
-	case f.Kind == FrameConfirm && old == statemachine.Offered && r.sm.State == statemachine.Confirmed:
-		if !r.havePages {
-			m.takePages(idx, r, from, f)
+	case f.Kind == FrameRegister && r.sm.Column(&p.sm) == statemachine.Offered && p.sm.Other == f.D && !p.havePages:
+		m.takePages(idx, r, at, from, f)
+	case f.Kind == FrameConfirm && old == statemachine.Offered && agreed(r, p):
+		if !p.havePages {
+			m.takePages(idx, r, at, from, f)
 		}
-		r.clockLog2 = min(f.ClockLog2, logs-1)
-		if r.sm.State == statemachine.Confirmed {
-			m.ready(idx, r)
+		if p.sm.Judge {
+			r.clockLog2 = min(f.ClockLog2, logs-1)
+			m.setClocks(idx, r)
+		}
+		if agreed(r, p) {
+			m.ready(m.indexOf(r, at))
 			m.maybeComplete(idx, r)
 		}
 	}
 }
 
-// stepFrame is step for a frame: what the transition asks to remember comes from the frame.
-func (m *Machine) stepFrame(idx int32, r *room, from PeerID, f *Frame, e *statemachine.Event) {
+// otherPairOf reports whether d is the other opener of a pair of the record.
+func (m *Machine) otherPairOf(r *room, d statemachine.Opener) bool {
+	for i := r.pairs; i != nil32; i = m.pairs.at(i).next {
+		if !d.IsZero() && m.pairs.at(i).sm.Other == d {
+			return true
+		}
+	}
+	return false
+}
+
+// stepFrame is stepAt for a frame: what the transition asks to remember comes from the frame.
+func (m *Machine) stepFrame(idx int32, r *room, at int, from PeerID, f *Frame, e *statemachine.Event) {
 	was := standingOf(r)
 	o := m.emptyOut()
-	r.sm.Step(r.pairs[:], 0, e, o)
-	if was.state.Live() && r.sm.State == statemachine.Ended && (f.Kind == FrameVerdict || f.Kind == FrameAbort) && r.detail == nil32 && r.sm.ByPeer {
-		m.explain(idx, "said by "+m.peer(from).node)
+	m.transition(r, at, e, o)
+	if was.state.Live() && r.sm.State == statemachine.Ended && r.detail == nil32 && r.sm.ByPeer {
+		switch f.Kind {
+		case FrameVerdict, FrameAbort, FrameGroupVerdict, FrameGroupAbort:
+			m.explain(idx, "said by "+m.peer(from).node)
+		}
 	}
 	if o.Do != 0 {
 		m.remember(from, f, r.sm.Role, o)
@@ -418,9 +469,10 @@ func (m *Machine) stepFrame(idx int32, r *room, from PeerID, f *Frame, e *statem
 }
 
 // absent answers a frame for which there is no record.
-func (m *Machine) absent(from PeerID, role statemachine.Role, f *Frame, e *statemachine.Event) {
+func (m *Machine) absent(from PeerID, role statemachine.Role, f *Frame, e *statemachine.Event, sibling bool) {
 	o := m.emptyOut()
-	(&statemachine.Record{Role: role}).Step(make([]statemachine.Pair, 1), 0, e, o)
+	one := append(m.gathered[:0], statemachine.Pair{Sibling: sibling})
+	(&statemachine.Record{Role: role}).Step(one, 0, e, o)
 	m.remember(from, f, role, o)
 	if o.Do&statemachine.DoDrop != 0 {
 		m.stats.Dropped++
@@ -437,53 +489,107 @@ func (m *Machine) toDestination(from PeerID, f *Frame, e *statemachine.Event) {
 	key := keyOf(f.Room, statemachine.Destination)
 	var idx int32
 	if f.Kind == FrameAbort && f.D.IsZero() {
-		idx = m.first(key, f, destinationRank)
+		idx = m.first(key, from, f, destinationRank)
 	} else {
 		idx = m.byOwn(key, f.D)
 	}
 	if idx == nil32 {
-		m.absent(from, statemachine.Destination, f, e)
+		m.absent(from, statemachine.Destination, f, e, false)
 		return
 	}
 	r := m.rooms.at(idx)
-	if r.peer != nilPeer && r.peer != from && (!f.D.IsZero() || r.sm.Att == f.Att) {
-		m.stats.Dropped++ // another engine than the one that was asked
+	at := m.pairWith(r, from, false)
+	if at < 0 {
+		if f.D.IsZero() && r.sm.Att != f.Att {
+			m.absent(from, statemachine.Destination, f, e, false)
+			return
+		}
+		m.stats.Dropped++ // another engine than the ones that were asked
 		return
 	}
-	if r.peer == nilPeer && !f.D.IsZero() {
+	p := m.pairAt(r, at)
+	if p.peer == nilPeer && !f.D.IsZero() {
 		m.stats.Dropped++ // no engine was told of d yet
 		return
 	}
 	rec := m.record(r, RecFrameIn)
 	rec.Frame, rec.Bytes = f.Kind, f.Bytes
+	own := r.sm.Column(&p.sm) == statemachine.Bound && p.sm.Other == f.S
 	switch f.Kind {
 	case FrameBound:
 		if r.sm.State == statemachine.Registered {
 			r.clockLog2 = m.transferLog2(r.total)
-			r.peer = from
 		}
-		r.wantPages = f.NeedPages
+		p.wantPages = f.NeedPages
 	case FrameRankEnd:
-		e.Complete = m.completes(r, f)
-		if r.sm.State == statemachine.Bound && r.pair().Other == f.S {
-			if e.Complete {
+		if !own || p.sm.RankEnded {
+			break
+		}
+		if e.Complete = m.completes(r, p, f); e.Complete {
+			if len(f.Aux) > 0 {
 				m.setAux(r, auxRecord{data: f.Aux, crc: f.CRC})
-				r.moved = r.total
-			} else if r.detail == nil32 {
-				m.explain(idx, "RankEnd of "+m.peer(from).node+" does not match the pages that were registered")
 			}
+			if m.lastRankEnd(r, p) {
+				r.moved = r.total
+			}
+		} else if r.detail == nil32 {
+			m.explain(idx, "RankEnd of "+m.peer(from).node+" does not match the pages that were registered")
 		}
 	case FrameProgress:
-		if r.sm.State == statemachine.Bound && r.pair().Other == f.S {
-			if f.Outstanding && f.Bytes > r.moved { // a byte counter that grows renews the stall clock
+		if own {
+			if f.Outstanding && f.Bytes > p.moved { // a byte counter that grows renews the stall clock
 				m.disarm(r, slotPhase)
 				m.peer(from).moved = m.now
 			}
-			r.moved = max(r.moved, f.Bytes)
-			r.outstanding = f.Outstanding
+			r.count(p, max(p.moved, f.Bytes)-p.moved, 0)
+			m.setOutstanding(r, p, f.Outstanding)
 		}
 	}
-	m.stepFrame(idx, r, from, f, e)
+	m.stepFrame(idx, r, at, from, f, e)
+}
+
+// toSibling is for the frames between the engines of a destination group.
+func (m *Machine) toSibling(from PeerID, f *Frame, e *statemachine.Event) {
+	key := keyOf(f.Room, statemachine.Destination)
+	idx := nil32
+	switch f.Kind {
+	case FrameGroupVerdict:
+		idx = m.byOwn(key, f.D)
+	case FrameGroupAbort:
+		idx = m.first(key, from, f, destinationRank)
+	default: // Ready: the record that is bound to the sources that it names
+		for i := m.head(key); i != nil32 && idx == nil32; i = m.rooms.at(i).next {
+			if m.boundTo(m.rooms.at(i), f.Sources) {
+				idx, e.Complete = i, true
+			}
+		}
+	}
+	at := -1
+	if idx != nil32 {
+		at = m.pairWith(m.rooms.at(idx), from, true)
+	}
+	if at < 0 {
+		m.absent(from, statemachine.Destination, f, e, true)
+		return
+	}
+	r := m.rooms.at(idx)
+	m.record(r, RecFrameIn).Frame = f.Kind
+	m.stepFrame(idx, r, at, from, f, e)
+}
+
+// boundTo reports whether openers are those that a destination is bound to, one a source engine in the order of
+// their lowest ranks.
+func (m *Machine) boundTo(r *room, sources []statemachine.Opener) bool {
+	n := 0
+	for i := r.pairs; i != nil32; i = m.pairs.at(i).next {
+		if p := m.pairs.at(i); !p.sm.Sibling {
+			if n >= len(sources) || p.sm.Other.IsZero() || p.sm.Other != sources[n] {
+				return false
+			}
+			n++
+		}
+	}
+	return n == len(sources)
 }
 
 // transferLog2 is the length of the transfer clock, fixed by the judge at bind.
@@ -497,45 +603,77 @@ func (m *Machine) transferLog2(bytes int64) uint8 {
 
 // report is what RankEnd says of one source rank, while it is checked.
 type report struct {
-	said bool
-	at   int // in Frame.Sent
+	said     bool
+	from, to int // in Machine.saying
 }
 
-// completes is rule R11 over one RankEnd: every rank of the source reported, what it sent of each part is
-// exactly what the ranks that it writes to registered, and the aux record is whole.
-func (m *Machine) completes(r *room, f *Frame) bool {
+// lastRankEnd reports whether every other source engine has said RankEnd.
+func (m *Machine) lastRankEnd(r *room, last *pair) bool {
+	for i := r.pairs; i != nil32; i = m.pairs.at(i).next {
+		if p := m.pairs.at(i); !p.sm.Sibling && p != last && !p.sm.RankEnded {
+			return false
+		}
+	}
+	return true
+}
+
+// completes is rule R11 over the RankEnd of one source engine: every rank there reported, and the aux
+// record is whole. With the last one also: what each rank sent of each part is exactly what the ranks here
+// that it writes to registered.
+func (m *Machine) completes(r *room, p *pair, f *Frame) bool {
 	lm := m.mapOf(r)
 	ranks := int32(r.size)
 	if !lm.IsZero() {
 		ranks, _ = lm.Ranks()
 	}
-	if len(f.Sent) != int(ranks) || checksum(f.Aux) != f.CRC {
+	if checksum(f.Aux) != f.CRC {
 		return false
 	}
 	m.reports = append(m.reports[:0], make([]report, ranks)...)
+	m.saying = m.saying[:0]
+	here := int32(0)
 	for i := range f.Sent {
 		s := &f.Sent[i]
-		if s.Rank < 0 || s.Rank >= ranks || m.reports[s.Rank].said {
+		if s.Rank < 0 || s.Rank >= ranks || m.reports[s.Rank].said || !m.hosts(p.set, s.Rank) {
 			return false
 		}
-		m.reports[s.Rank] = report{said: true, at: i}
+		from := len(m.saying)
+		m.saying = append(m.saying, s.Parts...)
+		m.reports[s.Rank] = report{true, from, len(m.saying)}
+		here++
 	}
-	for p := r.dst; p != nil32; p = m.parts.at(p).next {
-		pt := m.parts.at(p)
+	if p.set != fullyHosted && int(here) != len(m.sets[p.set]) || p.set == fullyHosted && here != ranks {
+		return false
+	}
+	for _, ps := range m.saying {
+		if ps.Pages < 0 {
+			return false
+		}
+	}
+	if !m.lastRankEnd(r, p) {
+		m.keepSaid(p, f)
+		return true
+	}
+	for i := r.pairs; i != nil32; i = m.pairs.at(i).next {
+		if q := m.pairs.at(i); q != p && !q.sm.Sibling {
+			m.recallSaid(q)
+		}
+	}
+	for i := r.dst; i != nil32; i = m.parts.at(i).next {
+		pt := m.parts.at(i)
 		of := lm
 		if pt.state {
 			of = layout.Map{}
 		}
 		for s, end := of.Sources(pt.rank); s < end; s++ {
-			if s >= ranks || !of.Fits(sentPages(&f.Sent[m.reports[s].at], int32(pt.ordinal)), int64(pt.pages-pt.prefix)) {
+			if s >= ranks || !m.reports[s].said || !of.Fits(m.sentPages(s, int32(pt.ordinal)), int64(pt.pages-pt.prefix)) {
 				return false
 			}
 		}
 	}
-	for i := range f.Sent {
-		s := &f.Sent[i]
-		for _, ps := range s.Parts {
-			if ps.Pages < 0 || ps.Pages != 0 && !m.registered(r, lm, s.Rank, ps.Ordinal) {
+	for s := range ranks {
+		for _, ps := range m.saying[m.reports[s].from:m.reports[s].to] {
+			if ps.Pages != 0 && !m.registered(r, lm, s, ps.Ordinal) {
 				return false
 			}
 		}
@@ -543,9 +681,33 @@ func (m *Machine) completes(r *room, f *Frame) bool {
 	return true
 }
 
-func sentPages(s *RankSent, ordinal int32) int64 {
+// keepSaid keeps what a RankEnd says until the last one has come; recallSaid adds it to what is checked.
+func (m *Machine) keepSaid(p *pair, f *Frame) {
+	for i := range f.Sent {
+		s := &f.Sent[i]
+		for _, ps := range s.Parts {
+			p.said = m.saids.add(said{p.said, s.Rank, ps.Ordinal, ps.Pages})
+		}
+		p.said = m.saids.add(said{p.said, s.Rank, -1, 0})
+	}
+}
+
+func (m *Machine) recallSaid(p *pair) {
+	for i := p.said; i != nil32; {
+		s := m.saids.at(i)
+		if s.ordinal < 0 { // its parts follow
+			m.reports[s.rank] = report{true, len(m.saying), len(m.saying)}
+		} else {
+			m.saying = append(m.saying, PartSent{Ordinal: s.ordinal, Pages: s.pages})
+			m.reports[s.rank].to = len(m.saying)
+		}
+		i = s.next
+	}
+}
+
+func (m *Machine) sentPages(rankNo, ordinal int32) int64 {
 	var n int64
-	for _, p := range s.Parts {
+	for _, p := range m.saying[m.reports[rankNo].from:m.reports[rankNo].to] {
 		if p.Ordinal == ordinal {
 			n += p.Pages
 		}
@@ -556,11 +718,11 @@ func sentPages(s *RankSent, ordinal int32) int64 {
 // registered reports whether every destination rank that source rank s writes to has registered the part.
 func (m *Machine) registered(r *room, lm layout.Map, s, ordinal int32) bool {
 	if at := m.part(r, s, ordinal); lm.IsZero() || at != nil32 && m.parts.at(at).state {
-		return at != nil32
+		return at != nil32 || m.rankOf(r, s) == nil32 // another engine's to say
 	}
 	_, ranks := lm.Ranks()
 	for q := range ranks {
-		if lm.Writes(s, q) && m.part(r, q, ordinal) == nil32 {
+		if lm.Writes(s, q) && m.rankOf(r, q) != nil32 && m.part(r, q, ordinal) == nil32 {
 			return false
 		}
 	}
@@ -578,14 +740,18 @@ func (m *Machine) part(r *room, rankNo, ordinal int32) int32 {
 
 // takePages keeps the destination's page lists of a Register or Confirm, checked against the pools
 // that the peer announced. What does not fit ends the room.
-func (m *Machine) takePages(idx int32, r *room, from PeerID, f *Frame) {
-	r.peer, r.epoch = from, f.Epoch
+func (m *Machine) takePages(idx int32, r *room, at int, from PeerID, f *Frame) {
+	p := m.pairAt(r, at)
+	p.peer, p.epoch = from, f.Epoch
 	b, ok := m.learn(f.Backend)
 	if !ok {
 		m.end(idx, statemachine.Protocol, f.Kind.String()+".backend: too many different names")
 		return
 	}
-	r.backend = b
+	p.backend = b
+	if at == 0 {
+		r.backend, r.epoch = b, f.Epoch
+	}
 	if f.Kind == FrameConfirm && len(f.Ranks) == 0 {
 		m.end(idx, statemachine.Protocol, "Confirm.ranks: the pages were asked for and are missing")
 		return
@@ -602,13 +768,17 @@ func (m *Machine) takePages(idx int32, r *room, from PeerID, f *Frame) {
 	if !lm.IsZero() {
 		_, ranks = lm.Ranks()
 	}
-	if len(f.Ranks) != int(ranks) {
-		m.end(idx, statemachine.LayoutMismatch, fmt.Sprintf("%s registered %d ranks, %d are expected of its group", m.peer(from).node, len(f.Ranks), ranks))
+	expected := int(ranks)
+	if p.set != fullyHosted {
+		expected = len(m.sets[p.set])
+	}
+	if len(f.Ranks) != expected {
+		m.end(idx, statemachine.LayoutMismatch, fmt.Sprintf("%s registered %d ranks, %d are expected of its group", m.peer(from).node, len(f.Ranks), expected))
 		return
 	}
 	for i := range f.Ranks {
 		rp := &f.Ranks[i]
-		if rp.Rank < 0 || rp.Rank >= ranks {
+		if rp.Rank < 0 || rp.Rank >= ranks || !m.hosts(p.set, rp.Rank) {
 			m.end(idx, statemachine.Protocol, fmt.Sprintf("%s.ranks[%d].rank: %d is outside the group", f.Kind, i, rp.Rank))
 			return
 		}
@@ -625,8 +795,8 @@ func (m *Machine) takePages(idx int32, r *room, from PeerID, f *Frame) {
 			return
 		}
 	}
-	r.havePages = true
-	m.recount(r)
+	p.havePages = true
+	m.recount(r, m.indexOf(r, at))
 }
 
 // towards is how the pages of a source are mapped to those of a group at its peer; of a group that is not
@@ -681,7 +851,7 @@ func (m *Machine) badFrame(from PeerID, f *Frame, detail string) {
 		if own.IsZero() {
 			continue
 		}
-		if idx := m.byOwn(keyOf(f.Room, role), own); idx != nil32 && m.rooms.at(idx).peer == from {
+		if idx := m.byOwn(keyOf(f.Room, role), own); idx != nil32 && m.rooms.at(idx).peer != nilPeer && m.pairWith(m.rooms.at(idx), from, false) >= 0 {
 			m.end(idx, statemachine.Protocol, fmt.Sprintf("%s of %s: %s", f.Kind, m.peer(from).node, detail))
 		}
 	}

@@ -16,29 +16,32 @@ func (m *Machine) sendFrame(idx int32, r *room, s *statemachine.Send) {
 		}
 	case FrameConfirm:
 		if r.grant == grantAsked {
-			r.confirmOwed = true
+			m.pairAt(r, s.At).confirmOwed = true
 			return
 		}
 	}
+	p := m.pairAt(r, s.At)
 	// An unbound destination's end that its source's engine cannot hear now is told when it can.
 	unbound := s.Kind == FrameAbort && r.sm.Role == statemachine.Destination && s.S.IsZero()
-	r.untold = r.untold || unbound
-	if r.peer == nilPeer {
+	p.untold = p.untold || unbound
+	if p.peer == nilPeer {
 		return
 	}
 	target := s.D
-	if r.sm.Role == statemachine.Destination {
+	if r.sm.Role == statemachine.Destination && !p.sm.Sibling {
 		target = s.S
+	} else if s.Kind == FrameReady {
+		target = statemachine.Opener{} // it names its own
 	}
-	if p := m.peer(r.peer); !target.IsZero() && p.known && target.Inc != p.inc {
+	if to := m.peer(p.peer); !target.IsZero() && to.known && target.Inc != to.inc {
 		return // an older incarnation cannot hear
 	}
 	m.record(r, RecFrameOut).Frame = s.Kind
-	f := m.frameTo(r.peer, s.Kind)
+	f := m.frameTo(p.peer, s.Kind)
 	if f == nil {
 		return
 	}
-	r.untold = r.untold && !unbound
+	p.untold = p.untold && !unbound
 	f.Room, f.S, f.D, f.Att, f.Outcome, f.Reason, f.Quiet = r.id, s.S, s.D, r.sm.Att, s.Outcome, s.Reason, s.Quiet
 	switch s.Kind {
 	case FrameQueued:
@@ -47,12 +50,20 @@ func (m *Machine) sendFrame(idx int32, r *room, s *statemachine.Send) {
 		f.Group, f.PeerGroup = m.name(r.group), m.name(r.peerGroup)
 		f.Backend, f.Epoch, f.Ranks = m.name(r.backend), r.epoch, m.pageLists(r)
 	case FrameBound:
-		f.NeedPages = !r.havePages && m.registering != idx // a Register that is being handled brings them
+		f.NeedPages = !p.havePages && m.registering != m.indexOf(r, s.At) // a Register that is being handled brings them
 	case FrameConfirm:
 		f.ClockLog2 = r.clockLog2
-		if r.wantPages {
+		if p.wantPages {
 			f.Backend, f.Epoch, f.Ranks = m.name(r.backend), r.epoch, m.pageLists(r)
 		}
+	case FrameReady:
+		first := len(m.out.sources)
+		for i := r.pairs; i != nil32; i = m.pairs.at(i).next {
+			if q := m.pairs.at(i); !q.sm.Sibling {
+				m.out.sources = append(m.out.sources, q.sm.Other)
+			}
+		}
+		f.Sources = tail(m.out.sources, first)
 	case FrameRankEnd:
 		f.Sent = m.sent(r)
 		if r.aux != nil32 {
@@ -71,7 +82,11 @@ func (m *Machine) frameTo(to PeerID, kind FrameKind) *Frame {
 	}
 	m.stats.FramesOut[kind]++
 	f := next(&m.out.Frames)
-	f.Peer, f.Urgent, f.Frame.Kind = to, kind == FrameAbort || kind == FrameVerdict, kind
+	f.Peer, f.Frame.Kind = to, kind
+	switch kind {
+	case FrameAbort, FrameVerdict, FrameGroupVerdict, FrameGroupAbort:
+		f.Urgent = true
+	}
 	return &f.Frame
 }
 
@@ -82,7 +97,7 @@ func (m *Machine) place(idx int32, r *room) bool {
 		return true
 	}
 	g := m.groups[groupPair{r.group, r.peerGroup}]
-	if g == nil || g.reason != statemachine.None {
+	if g == nil || g.reason != statemachine.None || !r.whole {
 		return false
 	}
 	for _, b := range g.backends {
@@ -90,7 +105,7 @@ func (m *Machine) place(idx int32, r *room) bool {
 		if pl == nil || !pl.up {
 			continue
 		}
-		r.backend, r.epoch, r.peer = b, pl.epoch, g.peer
+		r.backend, r.epoch = b, pl.epoch
 		m.setMap(r, g.layout)
 		if pl.receiverChecked {
 			r.grant = grantAsked
@@ -118,6 +133,9 @@ func (m *Machine) effectRuns(head int32) []layout.Run {
 func (m *Machine) pageLists(r *room) []RankPages {
 	first := len(m.out.ranks)
 	for i := range int32(r.size) {
+		if m.rankOf(r, i) == nil32 {
+			continue // another engine's
+		}
 		n := len(m.out.parts)
 		for p := r.dst; p != nil32; p = m.parts.at(p).next {
 			if pt := m.parts.at(p); pt.rank == i {

@@ -38,10 +38,10 @@ type StageEffect struct {
 	Took  time.Duration
 }
 
-func stageOf(r *room) Stage {
+func (m *Machine) stageOf(r *room) Stage {
 	switch s := &r.sm; s.State {
 	case statemachine.Ended:
-		if s.Role == statemachine.Source && r.pair().Ops.QuietLocal() || s.Role == statemachine.Destination && s.Pages.Reusable() {
+		if s.Role == statemachine.Source && m.opsOf(r).QuietLocal() || s.Role == statemachine.Destination && s.Pages.Reusable() {
 			return NoStage
 		}
 		return StageDrain
@@ -61,7 +61,7 @@ func stageOf(r *room) Stage {
 
 // stage notes the stage of a record after a change, and tells of the one that it left.
 func (m *Machine) stage(r *room) {
-	now := stageOf(r)
+	now := m.stageOf(r)
 	if now == r.stage {
 		return
 	}

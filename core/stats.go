@@ -42,6 +42,7 @@ type Counts struct {
 	Ranks, Parts, Cursors, Chunks, Ops, RunBlocks int
 	WindowOps, WindowBytes, Pinned                int64
 	Marks, Placeholders, Aux, Details             int
+	Pairs, Said                                   int // pairs beyond the first of each record, and what RankEnds said of ranks
 }
 
 // Counts returns what the core holds.
@@ -52,6 +53,7 @@ func (m *Machine) Counts() Counts {
 		Ranks:    m.ranks.used(), Parts: m.parts.used(), Cursors: m.cursors.used(), Chunks: m.chunks.used(),
 		Ops: m.ops.used(), RunBlocks: m.runs.used(), Pinned: m.held.bytes,
 		Marks: len(m.marks), Placeholders: len(m.placeholders), Aux: m.auxes.used(), Details: m.details.used(),
+		Pairs: m.pairs.used() - m.rooms.used(), Said: m.saids.used(),
 	}
 	for i := range m.peers {
 		c.WindowOps += int64(m.peers[i].ops)

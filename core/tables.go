@@ -8,12 +8,12 @@ import (
 // room is one record: one open of a room at this engine. Pointer-free.
 type room struct {
 	sm     statemachine.Record
-	pairs  [1]statemachine.Pair
+	pairs  int32 // the engines at the other side, in the order of their lowest ranks; then those of the own group
 	id     int64
 	gen    uint32 // of this slab entry, part of GrantID
 	next   int32  // next record of the same room and role
 	ranks  int32  // ranks that joined
-	dst    int32  // destination pages by (rank, ordinal): own at D, the peer's at P
+	dst    int32  // destination pages by (rank, ordinal): own at D, the peers' at P
 	ops    int32  // P: ops known to a plugin
 	aux    int32  // aux record: P's own, or that of RankEnd at D
 	detail int32  // why it ended, in words
@@ -22,15 +22,10 @@ type room struct {
 	class  [numTimers]class // of the timers
 
 	peerQueued  bool // the counterpart said Queued
-	outstanding bool // ops outstanding: own at P, by Progress at D
-	havePages   bool // P: dst holds the peer's pages
-	wantPages   bool // D: Confirm must repeat the pages
-	confirmOwed bool // D: Confirm waits for the grant
-	told        bool // P: last Progress said outstanding
-	untold      bool // D: ended unbound, and P's engine has not been told
+	outstanding bool // of any pair
+	whole       bool // all engines of the other group are known; pairs stay as they are
 	counted     bool // in the live counts
 	buried      bool // a tombstone, in its peer's list
-	parked      bool // P: left the scheduler because its backend is not up
 	pinned      bool // D: its pages are accounted against the limits
 	rested      bool // D: its pages are accounted as quarantined
 	aged        bool // D: they rested for longer than Quarantine.Age
@@ -40,28 +35,56 @@ type room struct {
 	deadline    uint8 // log2 + 1; 0: none
 	stage       Stage
 
-	peer             PeerID // nilPeer: not known yet
+	peer             PeerID // of the first pair; nilPeer: not known yet
 	group, peerGroup int32  // interned names
-	backend          int32  // interned; nil32: not placed
+	backend          int32  // interned; nil32: not placed. At P that of the first pair
 	epoch            uint32 // plugin epoch of the destination's pages, at D
 	priority         int32
-	size             int16 // ranks of a group
+	size             int16 // ranks of the group here
+	local            int16 // of those, ranks whose workers are this engine's
 	joined           int16
 	paged            int16 // ranks that registered (D) or sent their last (P)
 
 	total  int64 // bytes of the room as far as known
-	held   int64 // P: bytes not submitted yet
+	held   int64 // P: bytes not submitted yet, to all pairs
 	moved  int64 // bytes that are done (P), reported (D)
 	flight int64 // P: bytes of open ops that progressed
 	opened int64
 	since  int64 // of the state
 	staged int64 // since when it is in its stage
 	rung   int64 // D: since when its pages stand on their rung
-	toldAt int64
 }
 
-// pair is the only pair of a record.
-func (r *room) pair() *statemachine.Pair { return &r.pairs[0] }
+// pair is a record and one other engine, see statemachine.Pair.
+type pair struct {
+	sm         statemachine.Pair
+	room, next int32
+	gen        uint32 // part of the id of FencePeer
+	peer       PeerID // nilPeer: not known yet
+	set        int32  // the ranks there, see Machine.sets; nil32: all
+	said       int32  // D: what RankEnd said, until all have come
+
+	havePages   bool // P: the room's dst holds the peer's pages
+	wantPages   bool // D: Confirm must repeat the pages
+	confirmOwed bool // D: Confirm waits for the grant
+	outstanding bool // ops outstanding: own at P, by Progress at D
+	told        bool // P: last Progress said outstanding
+	untold      bool // D: ended unbound, and the engine has not been told
+	parked      bool // P: left the scheduler because its backend is not up
+
+	backend int32  // P: interned; where the peer's pages are registered
+	epoch   uint32 // P: plugin epoch there
+	held    int64  // P: bytes not submitted yet
+	moved   int64  // bytes that are done (P), reported (D)
+	flight  int64  // P: bytes of open ops that progressed
+	toldAt  int64
+}
+
+// said is what RankEnd said of one pool of one source rank; ordinal -1: that it reported.
+type said struct {
+	next, rank, ordinal int32
+	pages               int64
+}
 
 type grantState uint8
 
@@ -80,8 +103,9 @@ type rank struct {
 	slot    int32
 	rank    int32
 	cursors int32 // P: cursor list
-	head    int32 // P: held chunks
+	head    int32 // P: chunks that are not submitted to every engine
 	tail    int32
+	lanes   int32 // P: how far they are submitted, by pair
 	chunks  int32 // P: chunks sent
 	ops     statemachine.Counts
 	need    need   // D: what it registered
@@ -113,18 +137,26 @@ type cursor struct {
 // chunk is pages of one part that wait to be submitted.
 type chunk struct {
 	next, runs         int32
+	lanes              int32 // of its rank that have not passed it
 	ordinal            int32
 	from, pages        int32 // source page index, count
-	to, phase, off     int32 // what is next: destination rank, phase of the map, pages of it already submitted
 	layerFrom, layerTo int32
 	state              bool // of a pool of kind state
 	pool               uint64
 	pageBytes          int64 // of the layers of this chunk
 }
 
+// lane is how far the chunks of one rank are submitted to one engine.
+type lane struct {
+	next, pair     int32
+	at             int32 // chunk; nil32: all are
+	to, phase, off int32 // of it what is next: destination rank, phase of the map, pages of it already submitted
+}
+
 // op is a submission that is not known to be quiet.
 type op struct {
 	room, rank, next int32
+	pair             int32
 	gen              uint32
 	backend          int32
 	epoch            uint32
@@ -188,14 +220,23 @@ type pool struct {
 // groupPair is a group here and the group at a peer that it works with, as interned names.
 type groupPair struct{ own, peer int32 }
 
+// group is replaced, never changed.
 type group struct {
-	peer     PeerID
+	hosts    []host // by their lowest ranks
 	role     statemachine.Role
 	size     int32
 	layout   layout.Map
 	backends []int32
 	reason   statemachine.Reason
 	detail   string
+}
+
+// host is an engine and the ranks of a group whose workers are its own.
+type host struct {
+	peer   PeerID
+	set    int32 // see Machine.sets; nil32: all
+	lowest int32
+	n      int32
 }
 
 // plugin is the newest epoch of a backend: it takes the new rooms and all new ops.
@@ -235,19 +276,23 @@ func keyOf(id int64, role statemachine.Role) roomKey {
 
 type markKey struct {
 	roomKey
-	att uint64
+	att  uint64
+	peer PeerID
 }
 
 type mark struct {
+	due int64
+	seq uint64
+}
+
+type holdKey struct {
+	room int64
 	peer PeerID
-	due  int64
-	seq  uint64
 }
 
 type placeholder struct {
 	d     statemachine.Opener
 	att   uint64
-	peer  PeerID
 	group string
 	seq   uint64
 }

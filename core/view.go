@@ -88,10 +88,10 @@ func (m *Machine) view(idx int32, v *View, ranks []int32) []int32 {
 	r := m.rooms.at(idx)
 	*v = View{
 		Room: r.id, Role: r.sm.Role, State: r.sm.State, Status: r.sm.Status(), Rung: r.sm.Rung, Reason: r.sm.Reason,
-		ByPeer: r.sm.ByPeer, Detail: m.detail(r), Admitted: r.sm.Admitted, Own: r.sm.Own, Pair: r.pair().Other, Attempt: r.sm.Att,
+		ByPeer: r.sm.ByPeer, Detail: m.detail(r), Admitted: r.sm.Admitted, Own: r.sm.Own, Pair: m.firstPair(r).sm.Other, Attempt: r.sm.Att,
 		Peer: r.peer, Group: m.name(r.group), PeerGroup: m.name(r.peerGroup), Backend: m.name(r.backend), Epoch: r.epoch,
 		Size: int(r.size), Paged: int(r.paged), Age: time.Duration(m.now - r.opened), Since: time.Duration(m.now - r.since),
-		Total: r.total, Moved: r.moved + r.flight, Held: r.held, Ops: r.pair().Ops, GrantPending: r.grant == grantAsked, PeerQueued: r.peerQueued,
+		Total: r.total, Moved: r.moved + r.flight, Held: r.held, Ops: m.opsOf(r), GrantPending: r.grant == grantAsked, PeerQueued: r.peerQueued,
 	}
 	if r.peer != nilPeer {
 		p := m.peer(r.peer)
@@ -101,7 +101,7 @@ func (m *Machine) view(idx int32, v *View, ranks []int32) []int32 {
 		}
 	}
 	if r.sm.Role == statemachine.Source {
-		v.Residency = statemachine.SourceResidency(r.sm.State, r.sm.Armed, r.pair().Ops)
+		v.Residency = statemachine.SourceResidency(r.sm.State, r.sm.Armed, v.Ops)
 	} else if v.Residency = r.sm.Pages; v.Residency == statemachine.NoPages && r.sm.Armed {
 		v.Residency = statemachine.Armed
 	}
@@ -287,30 +287,37 @@ func (m *Machine) Peers() []PeerView {
 	return out
 }
 
-// GroupView is a pair of groups: one here, and the one at a peer that it may work with.
+// GroupView is a pair of groups: one here, and what a peer hosts of the one that it may work with, or of the
+// same group.
 type GroupView struct {
 	Own      string
 	Name     string
 	Peer     PeerID
 	Role     statemachine.Role
 	Size     int32
+	Ranks    []int32 // that the peer hosts; nil: all
 	Backends []string
 	Reason   statemachine.Reason
 	Detail   string
 }
 
-// Groups lists the peers' groups by name.
+// Groups lists the peers' groups by name, one entry a peer.
 func (m *Machine) Groups() []GroupView {
 	var out []GroupView
 	for pair, g := range m.groups {
-		v := GroupView{Own: m.name(pair.own), Name: m.name(pair.peer), Peer: g.peer, Role: g.role, Size: g.size, Reason: g.reason, Detail: g.detail}
-		for _, b := range g.backends {
-			v.Backends = append(v.Backends, m.name(b))
+		for _, h := range g.hosts {
+			v := GroupView{Own: m.name(pair.own), Name: m.name(pair.peer), Peer: h.peer, Role: g.role, Size: g.size, Reason: g.reason, Detail: g.detail}
+			if h.set != fullyHosted {
+				v.Ranks = m.sets[h.set]
+			}
+			for _, b := range g.backends {
+				v.Backends = append(v.Backends, m.name(b))
+			}
+			out = append(out, v)
 		}
-		out = append(out, v)
 	}
 	slices.SortFunc(out, func(a, b GroupView) int {
-		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Own, b.Own))
+		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Own, b.Own), cmp.Compare(a.Peer, b.Peer))
 	})
 	return out
 }

@@ -129,8 +129,7 @@ func (m *Machine) open(e *Event) {
 	}
 	// A source whose destination has registered is admitted whatever the limit: the destination's engine
 	// has admitted it, and two engines that admit in different orders would wait for each other.
-	h, wanted := m.placeholders[e.Room]
-	wanted = wanted && h.att == e.Att && s.role == statemachine.Source
+	wanted := s.role == statemachine.Source && m.wanted(e.Room, e.Att)
 	admitted := wanted || m.live-m.queued < m.cfg.Limits.Rooms && s.live-s.queued < m.cfg.Limits.RoomsPerSession && m.firstWaiting() == nil32 &&
 		!(s.role == statemachine.Destination && m.over(s))
 	if !admitted && m.queued >= m.cfg.Limits.AdmitQueue {
@@ -146,36 +145,36 @@ func (m *Machine) open(e *Event) {
 	m.gens++
 	idx := m.rooms.alloc()
 	r := m.rooms.at(idx)
-	r.sm.Role, r.sm.Att, r.pair().Judge = s.role, e.Att, s.role == statemachine.Source
+	r.sm.Role, r.sm.Att, r.pairs = s.role, e.Att, nil32
 	r.id, r.gen, r.next, r.ranks, r.dst, r.ops, r.aux, r.detail, r.layout = e.Room, m.gens, head, nil32, nil32, nil32, nil32, nil32, nil32
 	r.peer, r.group, r.peerGroup, r.backend = nilPeer, s.group, peerGroup, nil32
-	r.size, r.joined, r.priority, r.opened, r.since = int16(s.size), 1, e.Priority, m.now, m.now
+	r.size, r.local, r.joined, r.priority, r.opened, r.since = int16(s.size), int16(s.size), 1, e.Priority, m.now, m.now
 	if e.Deadline > 0 {
 		r.deadline = log2Seconds(e.Deadline) + 1
 	}
-	if g := m.groups[groupPair{s.group, peerGroup}]; g != nil {
-		r.peer = g.peer
-	}
+	m.pairs.at(m.newPair(idx, r)).sm.Judge = s.role == statemachine.Source
 	m.setHead(key, idx)
+	if g := m.groups[groupPair{s.group, peerGroup}]; g != nil {
+		m.meetGroup(idx, r, g)
+	}
+	m.meetOwn(idx, r)
 	m.addRank(e, s, idx, r)
 
 	ev := statemachine.Event{Kind: statemachine.OnOpen, Role: s.role, Own: statemachine.Opener{Inc: m.cfg.Incarnation, Seq: m.opens}, Att: e.Att, Admitted: admitted}
-	var hold placeholder
-	if mk, ok := m.marks[markKey{key, e.Att}]; ok && m.speaksFor(mk.peer, r) {
+	at := m.marked(key, r)
+	if at >= 0 {
 		ev.Marked = true
-		m.dropMark(markKey{key, e.Att}, mk)
-	} else if s.role == statemachine.Source {
-		hold, ev.D = m.placeholderFor(r, admitted)
+	} else if s.role == statemachine.Source && admitted {
+		at, ev.D = m.nextHeld(idx, r)
 	}
 	m.reply(e, OK).Opener = ev.Own
 	m.live++
 	s.live++
 	r.counted = true
-	if !ev.D.IsZero() {
-		m.setPeer(idx, r, hold.peer)
-		m.setMap(r, m.towards(r, hold.group)) // Confirm will bring the pages and not the group
+	m.stepAt(idx, at, ev)
+	if s.role == statemachine.Source {
+		m.offerHeld(idx, r)
 	}
-	m.step(idx, ev)
 	m.record(r, RecOpen)
 	m.enqueue(idx)
 	if r.sm.State.Live() && r.deadline > 0 {
@@ -186,18 +185,6 @@ func (m *Machine) open(e *Event) {
 		m.arm(idx, r, slotDeadline, c+class(r.deadline-1))
 	}
 	m.sayQueued(idx, r)
-}
-
-// placeholderFor returns the placeholder of the attempt, if there is one and the room can use it now.
-func (m *Machine) placeholderFor(r *room, admitted bool) (placeholder, statemachine.Opener) {
-	h, ok := m.placeholders[r.id]
-	if !ok || h.att != r.sm.Att || !admitted {
-		return placeholder{}, statemachine.Opener{}
-	}
-	if r.peerGroup != nil32 && m.name(r.peerGroup) != h.group || !m.speaksFor(h.peer, r) {
-		return placeholder{}, statemachine.Opener{}
-	}
-	return h, h.d
 }
 
 // groupTrouble says why rooms towards a group cannot be opened; empty when they can, or when the group
@@ -214,11 +201,13 @@ func (m *Machine) groupTrouble(name int32, s *session) string {
 	case !g.fits(s.role, s.size):
 		return fmt.Sprintf("has %d ranks, this worker's group has %d, and no layout maps them", g.size, s.size)
 	}
-	switch p := m.peer(g.peer); {
-	case p.draining:
-		return "its engine is draining"
-	case p.suspect && p.known:
-		return "its engine has been silent for longer than clocks.peer_suspect"
+	for _, h := range g.hosts {
+		switch p := m.peer(h.peer); {
+		case p.draining:
+			return "its engine is draining"
+		case p.suspect && p.known:
+			return "its engine has been silent for longer than clocks.peer_suspect"
+		}
 	}
 	if m.allDown(g) {
 		return "backend_down: " + noBackend
@@ -264,9 +253,12 @@ func (m *Machine) addRank(e *Event, s *session, idx int32, r *room) {
 	i := m.ranks.alloc()
 	k := m.ranks.at(i)
 	k.session, k.sess, k.room, k.slot, k.rank = e.Session, m.sessionIDs[e.Session], idx, e.Slot, s.rank
-	k.cursors, k.head, k.tail, k.next = nil32, nil32, nil32, nil32
+	k.cursors, k.head, k.tail, k.lanes, k.next = nil32, nil32, nil32, nil32, nil32
 	s.slots[e.Slot] = i
 	s.pinned++
+	for p := r.pairs; p != nil32 && r.sm.Role == statemachine.Source; p = m.pairs.at(p).next {
+		m.addLane(i, p)
+	}
 	if r.ranks == nil32 {
 		r.ranks = i
 		return
@@ -402,21 +394,26 @@ func (m *Machine) register(e *Event) {
 	k2.paged, k2.armed, k2.marked, k2.need = true, true, true, n
 	r.paged++
 	m.reply(e, OK)
-	if r.paged == r.size {
-		all, workers := m.fits(r)
-		was := r.sm.Admitted
-		fits := was && all && workers
-		if fits {
-			m.account(r, 1)
-		}
-		m.step(idx, statemachine.Event{Kind: statemachine.OnPages, Admitted: fits})
-		if was {
-			m.enqueue(idx)
-		}
-		m.endIfDown(idx)
+	if r.paged == r.local {
+		m.allPaged(idx, r)
 	} else {
 		m.publish(r)
 	}
+}
+
+// allPaged: every rank here has registered its pages.
+func (m *Machine) allPaged(idx int32, r *room) {
+	all, workers := m.fits(r)
+	was := r.sm.Admitted
+	fits := was && all && workers
+	if fits {
+		m.account(r, 1)
+	}
+	m.step(idx, statemachine.Event{Kind: statemachine.OnPages, Admitted: fits})
+	if was {
+		m.enqueue(idx)
+	}
+	m.endIfDown(idx)
 }
 
 // unmapped says why a destination's part cannot be mapped; empty when it can.
@@ -532,18 +529,7 @@ func (m *Machine) send(e *Event) {
 		}
 		kk := m.ranks.at(k)
 		kk.armed = true
-		bytes := m.carried(r, kk, m.chunks.at(ch))
-		if bytes == 0 && r.layout != nil32 && !pl.state { // other ranks send it
-			m.freeChunk(ch)
-			continue
-		}
-		if kk.head == nil32 {
-			kk.head = ch
-		} else {
-			m.chunks.at(kk.tail).next = ch
-		}
-		kk.tail = ch
-		added += bytes
+		added += m.keepChunk(r, kk, ch)
 	}
 	kk := m.ranks.at(k)
 	kk.chunks++
@@ -558,13 +544,10 @@ func (m *Machine) send(e *Event) {
 		m.stats.InflightEntered++
 	}
 	r.total += added
-	r.held += added
 	m.reply(e, OK)
 	m.step(idx, statemachine.Event{Kind: statemachine.OnSend})
-	if r.sm.State == statemachine.Confirmed {
-		m.ready(idx, r)
-		m.maybeComplete(idx, r)
-	}
+	m.readyAll(idx, r)
+	m.maybeComplete(idx, r)
 }
 
 // layers returns the layer range of a send: all layers when it names none.

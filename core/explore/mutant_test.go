@@ -212,7 +212,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "placeholder_dropped_in_silence", rule: "the destination of a dropped placeholder is told", breaks: "stuck", cfg: with(small(1, 1, "h"), graph),
-		changes: []change{{marksGo, "	m.sendStale(h.peer, room, h.d, h.att)\n}", "	if !ON {\n		m.sendStale(h.peer, room, h.d, h.att)\n	}\n}"}},
+		changes: []change{{marksGo, "	m.sendStale(k.peer, k.room, h.d, h.att)\n}", "	if !ON {\n		m.sendStale(k.peer, k.room, h.d, h.att)\n	}\n}"}},
 	},
 	{
 		name: "silent_skip", rule: "a skip ends the room, by name", breaks: "R1", cfg: small(1, 1, "s"),

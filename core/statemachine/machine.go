@@ -81,11 +81,10 @@ func (t *turn) send(at int, s Send) {
 	t.o.Sends = append(t.o.Sends, s)
 }
 
-// column is the state of a pair: its column in the tables of docs/protocol.md. Once no pair is behind, all
+// Column is the state of a pair: its column in the tables of docs/protocol.md. Once no pair is behind, all
 // are in that of the record.
-func (t *turn) column(at int) State {
-	p := &t.pairs[at]
-	switch t.State {
+func (r *Record) Column(p *Pair) State {
+	switch r.State {
 	case Unbound, Offered:
 		switch {
 		case p.Confirmed:
@@ -100,8 +99,10 @@ func (t *turn) column(at int) State {
 		}
 		return Bound
 	}
-	return t.State
+	return r.State
 }
+
+func (t *turn) column(at int) State { return t.Column(&t.pairs[at]) }
 
 // behind makes the state of the record that of its pair that is behind.
 func (t *turn) behind() {
