@@ -212,7 +212,12 @@ func (m *Machine) meetGroup(idx int32, r *room, g *group) {
 // meetOwn gives a record that has announced nothing yet its siblings, and tells how many ranks of its own
 // group are here.
 func (m *Machine) meetOwn(idx int32, r *room) {
-	if r.sm.State != statemachine.Opened && r.sm.State != statemachine.Unbound || m.bound(r) {
+	switch r.sm.State {
+	case statemachine.Absent, statemachine.Opened, statemachine.Unbound:
+	default:
+		return
+	}
+	if m.bound(r) {
 		return
 	}
 	own := m.groups[groupPair{r.group, r.group}]

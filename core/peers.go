@@ -318,7 +318,7 @@ func (m *Machine) speaksFor(from PeerID, r *room) bool {
 // A record that sits with one engine and is not bound may go on with another.
 func (m *Machine) counterpart(r *room, from PeerID) int {
 	at := m.pairWith(r, from, false)
-	if first := m.firstPair(r); at < 0 && first.sm.Other.IsZero() && first.next == nil32 {
+	if first := m.firstPair(r); at < 0 && r.whole && first.sm.Other.IsZero() && first.next == nil32 {
 		return 0
 	}
 	return at
@@ -335,6 +335,15 @@ func (m *Machine) towardsGroup(idx int32, r *room, from PeerID, group string) in
 		}
 	}
 	return m.counterpart(r, from)
+}
+
+// mayBeMissing reports whether the destination of a Register may be of the engine that a room's group lacks.
+func (m *Machine) mayBeMissing(r *room, f *Frame) bool {
+	if r.whole || r.peerGroup == nil32 || m.name(r.peerGroup) != f.Group {
+		return false
+	}
+	g := m.groups[groupPair{r.group, r.peerGroup}]
+	return g != nil && g.reason == statemachine.None && !g.complete()
 }
 
 // meetPeer notes the engine of a pair that anybody could have been.
@@ -372,6 +381,10 @@ func (m *Machine) toSource(from PeerID, f *Frame, e *statemachine.Event) {
 		return
 	}
 	r := m.rooms.at(idx)
+	if f.Kind == FrameRegister && f.Att == r.sm.Att && r.sm.State == statemachine.Unbound && m.mayBeMissing(r, f) {
+		m.holdFrame(from, f)
+		return
+	}
 	if !m.speaksFor(from, r) || f.Kind == FrameQueued && r.peerGroup != nil32 && r.peer == nilPeer {
 		m.stranger(from, r, f, e)
 		return

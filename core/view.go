@@ -23,6 +23,7 @@ type View struct {
 	Detail           string
 	Admitted         bool
 	Own, Pair        statemachine.Opener
+	Pairs            []PairView // when there is more than one
 	Attempt          uint64
 	Peer             PeerID // -1: not known yet
 	PeerNode         string
@@ -32,8 +33,9 @@ type View struct {
 	Backend          string
 	Epoch            uint32
 	Ranks            []int32 // that joined here
-	Size             int
-	Paged            int // ranks that registered, or sent their last
+	Size             int     // ranks of the group
+	Local            int     // of those, ranks that are this engine's
+	Paged            int     // ranks that registered, or sent their last
 	Age, Since       time.Duration
 	Total, Moved     int64
 	Held             int64
@@ -42,9 +44,24 @@ type View struct {
 	PeerQueued       bool   // the destination's worker is known to wait for memory
 	Clock            string // of the clock that ends the state first; empty: none
 	Remaining        time.Duration
+	Incomplete       bool // not every rank of the other group is known to be hosted
 	Released         bool
 	OverBudget       bool // it waits for admission because of limits.quarantine
 	Ladder           Ladder
+}
+
+// PairView is a record and one other engine, of a group that spans engines.
+type PairView struct {
+	Peer    PeerID
+	Node    string
+	Ranks   []int32 // of the group there that it hosts; nil: all
+	Sibling bool    // it hosts others of the own group
+	Judge   bool
+	Other   statemachine.Opener // of a sibling: the opener that voted
+	State   statemachine.State  // of the pair
+	Ended   bool                // RankEnd has come from there
+	Quiet   bool                // nothing of it can land in the pages
+	Ops     statemachine.Counts
 }
 
 // Ladder is what the pages of an ended destination wait for beyond rung 4.
@@ -90,7 +107,7 @@ func (m *Machine) view(idx int32, v *View, ranks []int32) []int32 {
 		Room: r.id, Role: r.sm.Role, State: r.sm.State, Status: r.sm.Status(), Rung: r.sm.Rung, Reason: r.sm.Reason,
 		ByPeer: r.sm.ByPeer, Detail: m.detail(r), Admitted: r.sm.Admitted, Own: r.sm.Own, Pair: m.firstPair(r).sm.Other, Attempt: r.sm.Att,
 		Peer: r.peer, Group: m.name(r.group), PeerGroup: m.name(r.peerGroup), Backend: m.name(r.backend), Epoch: r.epoch,
-		Size: int(r.size), Paged: int(r.paged), Age: time.Duration(m.now - r.opened), Since: time.Duration(m.now - r.since),
+		Size: int(r.size), Local: int(r.local), Paged: int(r.paged), Age: time.Duration(m.now - r.opened), Since: time.Duration(m.now - r.since),
 		Total: r.total, Moved: r.moved + r.flight, Held: r.held, Ops: m.opsOf(r), GrantPending: r.grant == grantAsked, PeerQueued: r.peerQueued,
 	}
 	if r.peer != nilPeer {
@@ -105,6 +122,20 @@ func (m *Machine) view(idx int32, v *View, ranks []int32) []int32 {
 	} else if v.Residency = r.sm.Pages; v.Residency == statemachine.NoPages && r.sm.Armed {
 		v.Residency = statemachine.Armed
 	}
+	for i := r.pairs; i != nil32 && m.firstPair(r).next != nil32; i = m.pairs.at(i).next {
+		p := m.pairs.at(i)
+		q := PairView{
+			Peer: p.peer, Sibling: p.sm.Sibling, Judge: p.sm.Judge, Other: p.sm.Other, State: r.sm.Column(&p.sm),
+			Ended: p.sm.RankEnded, Quiet: p.sm.Quiet, Ops: p.sm.Ops,
+		}
+		if p.peer != nilPeer {
+			q.Node = m.peer(p.peer).node
+		}
+		if p.set != fullyHosted {
+			q.Ranks = m.sets[p.set]
+		}
+		v.Pairs = append(v.Pairs, q)
+	}
 	v.Released = true
 	first := len(ranks)
 	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
@@ -118,6 +149,7 @@ func (m *Machine) view(idx int32, v *View, ranks []int32) []int32 {
 	if r.sm.Role == statemachine.Destination && r.sm.State.Live() && !r.sm.Admitted {
 		m.eachSession(r, func(s *session, _ *rank) { v.OverBudget = v.OverBudget || m.over(s) })
 	}
+	v.Incomplete = !r.whole
 	if v.Released && r.sm.State == statemachine.Ended && v.Residency.Reusable() {
 		v.Residency = statemachine.Released
 	}
@@ -136,10 +168,7 @@ func (m *Machine) view(idx int32, v *View, ranks []int32) []int32 {
 func (v *View) Why() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "room %d (%s) ", v.Room, v.Role)
-	peer := v.PeerNode
-	if peer == "" {
-		peer = "its peer"
-	}
+	peer := v.waitsFor()
 	if v.State == statemachine.Ended {
 		fmt.Fprintf(&b, "ended %s ago: %s", round(v.Since), v.Status)
 		if v.Reason != statemachine.Success {
@@ -148,7 +177,9 @@ func (v *View) Why() string {
 		if v.Reason != statemachine.Success {
 			fmt.Fprintf(&b, ": %s", strings.TrimSuffix(v.Reason.Doc(), "."))
 		}
-		if v.ByPeer && v.PeerNode != "" {
+		if from, said := strings.CutPrefix(v.Detail, "said by "); v.ByPeer && said {
+			fmt.Fprintf(&b, "; the cause came from %s", from)
+		} else if v.ByPeer && v.PeerNode != "" {
 			fmt.Fprintf(&b, "; the cause came from %s", v.PeerNode)
 		}
 		if v.Detail != "" && !strings.HasPrefix(v.Detail, "said by ") {
@@ -192,12 +223,14 @@ func (v *View) Why() string {
 		b.WriteString(", waiting for a destination to register pages")
 	case v.State == statemachine.Offered:
 		fmt.Fprintf(&b, ", waiting for %s to confirm the pair", peer)
-	case v.State == statemachine.Opened && v.Paged > 0:
-		fmt.Fprintf(&b, ", waiting for pages of %d more ranks", v.Size-v.Paged)
+	case v.State == statemachine.Opened && v.Paged > 0 && v.Local > v.Paged:
+		fmt.Fprintf(&b, ", waiting for pages of %d more ranks", v.Local-v.Paged)
 	case v.State == statemachine.Opened:
 		b.WriteString(", waiting for its own worker to register pages")
 	case v.State == statemachine.Registered && v.Backend == "" && v.PeerNode == "":
 		fmt.Fprintf(&b, ", waiting for group %q to appear", v.PeerGroup)
+	case v.State == statemachine.Registered && v.Backend == "" && v.Incomplete:
+		fmt.Fprintf(&b, ", waiting for the other ranks of group %q to appear", v.PeerGroup)
 	case v.State == statemachine.Registered && v.Backend == "":
 		b.WriteString(", waiting for a transfer backend")
 	case v.State == statemachine.Registered:
@@ -216,12 +249,38 @@ func (v *View) Why() string {
 		fmt.Fprintf(&b, ", bound to %s, waiting for its own worker to send", peer)
 	case v.State == statemachine.Committed:
 		fmt.Fprintf(&b, ", everything sent, waiting for the verdict of %s", peer)
+	case v.State == statemachine.Voted:
+		fmt.Fprintf(&b, ", every byte is here, waiting for the verdict of %s, the engine of rank 0", peer)
 	}
 	if v.PeerNode != "" && !v.PeerReady {
 		fmt.Fprintf(&b, " (the link to %s is down, silent for %s)", v.PeerNode, round(v.PeerSilent))
 	}
 	v.clock(&b, "it fails")
 	return b.String() + "."
+}
+
+// waitsFor names the engines that the record waits for: of a group that spans engines, those that are behind.
+func (v *View) waitsFor() string {
+	var nodes []string
+	for i := range v.Pairs {
+		p := &v.Pairs[i]
+		if v.State == statemachine.Committed || v.State == statemachine.Voted {
+			if p.Judge {
+				return p.Node
+			}
+			continue
+		}
+		if behind := v.State == statemachine.Ended && !p.Quiet || v.State != statemachine.Ended && p.State == v.State; behind && !p.Sibling && !p.Ended && p.Node != "" {
+			nodes = append(nodes, p.Node)
+		}
+	}
+	switch {
+	case len(nodes) > 0:
+		return strings.Join(nodes, ", ")
+	case v.PeerNode != "":
+		return v.PeerNode
+	}
+	return "its peer"
 }
 
 // retires says how far the replacement of the plugin is that would fence the pages.

@@ -68,8 +68,13 @@ func (e *Env) Frame(f *core.Frame) string {
 }
 
 // Held prints what an engine's core holds, by the fields of core.Counts that are not zero.
-func (g *Engine) Held() string {
-	v := reflect.ValueOf(g.M.Counts())
+func (g *Engine) Held() string { return held(g.Name, g.M) }
+
+// Held prints what an engine's core holds.
+func (g *Member) Held() string { return held(g.Name, g.M) }
+
+func held(name string, m *core.Machine) string {
+	v := reflect.ValueOf(m.Counts())
 	var b strings.Builder
 	for i := range v.NumField() {
 		if n := v.Field(i).Int(); n != 0 {
@@ -77,9 +82,9 @@ func (g *Engine) Held() string {
 		}
 	}
 	if b.Len() == 0 {
-		return g.Name + " holds nothing"
+		return name + " holds nothing"
 	}
-	return g.Name + " holds" + b.String()
+	return name + " holds" + b.String()
 }
 
 func pages(runs []layout.Run) string {
