@@ -93,6 +93,7 @@ type node struct {
 	words   [maxOpeners + 1]core.WordEffect
 	slots   [maxOpeners + 1]int32
 	grants  [maxOpeners + 1]core.GrantID
+	fences  [maxOpeners + 1]core.GrantID
 	ops     []opID
 	opened  uint8
 	session core.SessionID
@@ -324,7 +325,7 @@ func (e *engine) happen(n *node, t *transition, ev event) {
 	case evRevoked:
 		e.run(n, t, core.Event{Kind: core.Revoked, Grant: n.grants[ev.k], Quiet: ev.a == 1})
 	case evFenceAnswer:
-		e.run(n, t, core.Event{Kind: core.Fenced, Grant: n.grants[ev.k], Quiet: ev.a == 1})
+		e.run(n, t, core.Event{Kind: core.Fenced, Grant: n.fences[ev.k], Quiet: ev.a == 1})
 	}
 }
 
@@ -399,7 +400,7 @@ func (e *engine) effects(n *node, t *transition, out *core.Effects) {
 		case core.PluginRevoke:
 			t.revokes = append(t.revokes, uint8(p.D.Seq))
 		case core.PluginFencePeer:
-			n.grants[p.D.Seq] = p.Grant
+			n.fences[p.D.Seq] = p.Grant
 			t.fences = append(t.fences, uint8(p.D.Seq))
 		}
 	}

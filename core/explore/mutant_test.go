@@ -91,8 +91,8 @@ var mutants = []mutant{
 		changes: []change{
 			{machineGo, "	t.pairs[t.at].Other = d\n", "	t.pairs[t.at].Other = d\n	t.pairs[t.at].Confirmed = ON\n"},
 			{peersGo,
-				"	case f.Kind == FrameRegister && r.sm.State == statemachine.Offered && r.pair().Other == f.D && !r.havePages:\n",
-				"	case ON && f.Kind == FrameRegister && r.sm.State == statemachine.Confirmed && r.pair().Other == f.D && !r.havePages:\n		m.takePages(idx, r, from, f)\n		m.ready(idx, r)\n	case f.Kind == FrameRegister && r.sm.State == statemachine.Offered && r.pair().Other == f.D && !r.havePages:\n"},
+				"	case f.Kind == FrameRegister && r.sm.Column(&p.sm) == statemachine.Offered && p.sm.Other == f.D && !p.havePages:\n",
+				"	case ON && f.Kind == FrameRegister && agreed(r, p) && p.sm.Other == f.D && !p.havePages:\n		m.takePages(idx, r, at, from, f)\n		m.readyAll(idx, r)\n	case f.Kind == FrameRegister && r.sm.Column(&p.sm) == statemachine.Offered && p.sm.Other == f.D && !p.havePages:\n"},
 		},
 	},
 	{
@@ -108,7 +108,7 @@ var mutants = []mutant{
 		name: "frames_by_room", rule: "a frame concerns the openers that it names, not the room", breaks: "R3 R4 R11", cfg: small(2, 0, ""),
 		changes: []change{{peersGo,
 			"		idx = m.byOwn(key, f.S)\n",
-			"		idx = m.byOwn(key, f.S)\n		if live := m.liveRoom(key); ON && live != nil32 {\n			idx = live\n			e.S, e.D = m.rooms.at(idx).sm.Own, m.rooms.at(idx).pair().Other\n		}\n"}},
+			"		idx = m.byOwn(key, f.S)\n		if live := m.liveRoom(key); ON && live != nil32 {\n			idx = live\n			e.S, e.D = m.rooms.at(idx).sm.Own, m.firstPair(m.rooms.at(idx)).sm.Other\n		}\n"}},
 	},
 	{
 		name: "destination_terminal_is_quiet", rule: "a destination's pages are not reusable because it has ended", breaks: "R4", cfg: small(1, 0, ""),
@@ -132,8 +132,8 @@ var mutants = []mutant{
 		name: "older_incarnation_drained", rule: "an engine does not say Drained for an opener of an incarnation before it", breaks: "R4", cfg: small(1, 1, "p"),
 		changes: []change{
 			{machineGo, "		case !e.OwnInc:\n", "		case !e.OwnInc && !ON:\n"},
-			{peersGo, " && pair.Inc == m.peer(r.peer).inc {", " && (ON || pair.Inc == m.peer(r.peer).inc) {"},
-			{sendGo, "p.known && target.Inc != p.inc", "p.known && target.Inc != p.inc && !ON"},
+			{peersGo, " && other.Inc == m.peer(p.peer).inc {", " && (ON || other.Inc == m.peer(p.peer).inc) {"},
+			{sendGo, "to.known && target.Inc != to.inc", "to.known && target.Inc != to.inc && !ON"},
 		},
 	},
 	{
@@ -159,7 +159,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "no_resync", rule: "both sides repeat what counts after a Hello", breaks: "R10 R4", cfg: small(1, 1, "b"),
-		changes: []change{{peersGo, "		if r.peer == e.Peer {\n			m.resync(idx, r)\n", "		if r.peer == e.Peer && !ON {\n			m.resync(idx, r)\n"}},
+		changes: []change{{peersGo, "			if p.peer == e.Peer {\n				m.resync(idx, r, at)\n", "			if p.peer == e.Peer && !ON {\n				m.resync(idx, r, at)\n"}},
 	},
 	{
 		name: "no_verdict_again", rule: "Resync repeats the verdict of rooms whose pages are not quiet", breaks: "R4", cfg: small(1, 1, "b"),
@@ -232,7 +232,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "end_untold", rule: "an unbound end that could not be said is said at the next Hello", breaks: "R10", cfg: with(small(1, 0, ""), func(c *Config) { c.Connected = false }),
-		changes: []change{{peersGo, "		if r.untold {\n", "		if r.untold && !ON {\n"}},
+		changes: []change{{peersGo, "		if p.untold {\n", "		if p.untold && !ON {\n"}},
 	},
 	{
 		name: "late_pages_are_armed", rule: "a room that has ended arms no pages", breaks: "R1", cfg: small(1, 0, ""),
