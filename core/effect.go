@@ -123,8 +123,9 @@ const (
 	PluginGrant
 	PluginRevoke
 	PluginFencePeer
-	// PluginReplace: too many pages rest with Epoch of Backend. The host starts the next epoch beside it and
-	// answers PluginUp of that, or PluginKept. If the epoch ends meanwhile no answer is needed.
+	// PluginReplace: too many pages rest with Epoch of Backend, or it refuses a living peer for good. The host
+	// starts the next epoch beside it and answers PluginUp of that, or PluginKept. If the epoch ends meanwhile
+	// no answer is needed.
 	PluginReplace
 	// PluginEnd: nothing uses Epoch of Backend any more, or for too long, and a newer one serves. The host
 	// ends it; PluginLost and, with the proof, PluginFenced follow.

@@ -68,6 +68,9 @@ func (m *Machine) Hash() uint64 {
 	for i := range m.peers {
 		p := &m.peers[i]
 		h.put(p.inc, flags(p.known, p.ready, p.dead, p.draining, p.suspect), uint64(p.ops), uint64(p.bytes))
+		if p.shutInc != 0 {
+			h.put(p.shutInc, m.hashName(p.shutBackend), uint64(p.shutEpoch))
+		}
 	}
 	for _, w := range m.waiting {
 		if r := m.rooms.at(w); r.sm.State.Live() && !r.sm.Admitted {

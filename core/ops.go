@@ -648,6 +648,9 @@ func (m *Machine) fenced(e *Event) {
 		m.stats.Dropped++
 		return
 	}
-	idx := m.pairs.at(pi).room
-	m.stepAt(idx, m.placeOf(m.rooms.at(idx), pi), statemachine.Event{Kind: statemachine.OnFenced, Quiet: e.Quiet})
+	p := m.pairs.at(pi)
+	if e.Quiet {
+		m.shut(m.rooms.at(p.room), p)
+	}
+	m.stepAt(p.room, m.placeOf(m.rooms.at(p.room), pi), statemachine.Event{Kind: statemachine.OnFenced, Quiet: e.Quiet})
 }

@@ -34,6 +34,7 @@ func (m *Machine) peerHello(e *Event) {
 	p := m.peer(e.Peer)
 	newer := p.known && e.Inc != p.inc
 	p.node, p.inc, p.known, p.ready, p.dead, p.draining = e.Node, e.Inc, true, true, false, false
+	m.weigh = m.weigh || p.shutInc != 0
 	m.heard(e.Peer)
 	m.judgeAt = 0
 	if newer {

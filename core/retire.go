@@ -108,7 +108,7 @@ func (m *Machine) weighRest() {
 	}
 	for i := range m.plugins {
 		pl := &m.plugins[i]
-		if !pl.up || !m.restsBeyond(pl) {
+		if !pl.up || !m.restsBeyond(pl) && !m.shuts(pl) {
 			continue
 		}
 		if m.now < pl.retryAt {
@@ -120,6 +120,28 @@ func (m *Machine) weighRest() {
 		m.plugin(PluginReplace, pl.backend, pl.epoch)
 		return
 	}
+}
+
+// shut notes that the epoch of a record's pages refuses the engine of a pair for good: its answer to FencePeer
+// was quiet. If that incarnation lives, or comes back, the epoch is of no use to it and is replaced.
+func (m *Machine) shut(r *room, pr *pair) {
+	if m.cfg.Quarantine == (Quarantine{}) || pr.peer == nilPeer {
+		return
+	}
+	p := m.peer(pr.peer)
+	p.shutInc, p.shutBackend, p.shutEpoch = pr.sm.Other.Inc, r.backend, r.epoch
+	m.weigh = true
+}
+
+// shuts reports whether an epoch refuses a living peer for good.
+func (m *Machine) shuts(pl *plugin) bool {
+	for i := range m.peers {
+		p := &m.peers[i]
+		if p.shutInc != 0 && p.shutInc == p.inc && p.known && !p.dead && p.shutBackend == pl.backend && p.shutEpoch == pl.epoch {
+			return true
+		}
+	}
+	return false
 }
 
 // restsBeyond reports whether pages that are registered with an epoch rest beyond their budget.

@@ -190,6 +190,10 @@ type peer struct {
 	tombs    graves
 	marks    int32 // abort marks
 	holds    int32 // placeholders
+
+	shutInc     uint64 // its incarnation that an epoch here refuses for good (rung 3), else 0
+	shutBackend int32  // that epoch
+	shutEpoch   uint32
 }
 
 type session struct {
