@@ -36,6 +36,7 @@ type Effects struct {
 	sentParts  []PartSent
 	sources    []statemachine.Opener
 	grantParts []GrantPart
+	writers    []PeerID
 }
 
 // Reset empties the buffers and keeps their memory, unless a burst has made them very large.
@@ -43,7 +44,8 @@ func (e *Effects) Reset() {
 	e.Auxes, e.Words, e.Replies, e.Frames, e.Plugin = empty(e.Auxes), empty(e.Words), empty(e.Replies), empty(e.Frames), empty(e.Plugin)
 	e.Records, e.Stages, e.Gone, e.Drained = empty(e.Records), empty(e.Stages), empty(e.Gone), false
 	e.runs, e.ranks, e.parts = empty(e.runs), empty(e.ranks), empty(e.parts)
-	e.sent, e.sentParts, e.sources, e.grantParts = empty(e.sent), empty(e.sentParts), empty(e.sources), empty(e.grantParts)
+	e.sent, e.sentParts, e.sources = empty(e.sent), empty(e.sentParts), empty(e.sources)
+	e.grantParts, e.writers = empty(e.grantParts), empty(e.writers)
 }
 
 // maxKept is the capacity beyond which Reset lets a buffer go.
@@ -159,8 +161,9 @@ type PluginEffect struct {
 	DeadlineIn  int64 // ns, 0: none
 	Bytes       int64
 
-	Grant GrantID // Grant, Revoke, FencePeer
-	Parts []GrantPart
+	Grant   GrantID // Grant, Revoke, FencePeer
+	Parts   []GrantPart
+	Writers []PeerID // Grant: the engines that host the source group
 }
 
 // GrantPart is pages of one local pool that a destination opener may write.

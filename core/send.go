@@ -110,7 +110,8 @@ func (m *Machine) place(idx int32, r *room) bool {
 		if pl.receiverChecked {
 			r.grant = grantAsked
 			e := m.plugin(PluginGrant, b, pl.epoch)
-			e.Room, e.D, e.Grant, e.Peer = r.id, r.sm.Own, grantID(idx, r), r.peer
+			e.Room, e.D, e.Grant = r.id, r.sm.Own, grantID(idx, r)
+			e.Writers = m.writers(r)
 			first := len(m.out.grantParts)
 			for p := r.dst; p != nil32; p = m.parts.at(p).next {
 				m.out.grantParts = append(m.out.grantParts, GrantPart{Pool: m.parts.at(p).pool, Runs: m.effectRuns(m.parts.at(p).runs)})
@@ -120,6 +121,17 @@ func (m *Machine) place(idx int32, r *room) bool {
 		return true
 	}
 	return false
+}
+
+// writers are the engines whose ops may write to a destination's pages.
+func (m *Machine) writers(r *room) []PeerID {
+	first := len(m.out.writers)
+	for i := r.pairs; i != nil32; i = m.pairs.at(i).next {
+		if p := m.pairs.at(i); !p.sm.Sibling {
+			m.out.writers = append(m.out.writers, p.peer)
+		}
+	}
+	return tail(m.out.writers, first)
 }
 
 // effectRuns is a stored page list in the memory of the effects.

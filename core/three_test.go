@@ -1,6 +1,7 @@
 package core
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -74,5 +75,34 @@ func TestUnequalRanks(t *testing.T) {
 		if v := l.only(1); v.Reason != statemachine.LayoutMismatch {
 			t.Errorf("%d ranks to 1: %s", size, v.Why())
 		}
+	}
+}
+
+// With ranks of the source group at several engines, a plugin that checks what is written was told of one of them,
+// and refused the pages of the others.
+func TestGrantNamesEveryWriter(t *testing.T) {
+	cache := layout.Cache{Kind: "mha", DType: "bf16", Layers: 2, KVHeads: 2, HeadDim: 4, PageTokens: 16, Order: layout.HND}
+	halves, err := layout.New(layout.Side{Cache: cache, Ranks: 2}, layout.Side{Cache: cache, Ranks: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := newLone(t)
+	l.step(Event{Kind: PluginUp, Backend: "tcp", Epoch: 2, ReceiverChecked: true})
+	for peer := range PeerID(2) {
+		l.step(Event{Kind: PeerGroup, Peer: peer, Group: "both", PeerGroup: "decode", Role: statemachine.Source, Size: 2, Ranks: []int32{1 - int32(peer)}, Backends: []string{"tcp"}, Map: halves})
+	}
+	l.step(Event{Kind: Open, Session: 2, Room: 1, PeerGroup: "both"})
+	out := l.step(Event{Kind: Register, Session: 2, Parts: []Part{{Runs: []layout.Run{{Start: 1, Count: 1, Stride: 1}}}}})
+	if len(out.Plugin) != 1 || out.Plugin[0].Kind != PluginGrant || !slices.Equal(out.Plugin[0].Writers, []PeerID{1, 0}) {
+		t.Fatalf("%+v", out.Plugin)
+	}
+	grant := out.Plugin[0].Grant
+	d := l.only(1).Own
+	for peer, s := range []statemachine.Opener{opener(20, 1), opener(30, 1)} {
+		l.frame(PeerID(peer), Frame{Kind: FrameBound, Room: 1, S: s, D: d})
+	}
+	out = l.step(Event{Kind: Granted, Backend: "tcp", Epoch: 2, Grant: grant})
+	if len(out.Frames) != 2 || out.Frames[0].Frame.Kind != FrameConfirm || out.Frames[1].Frame.Kind != FrameConfirm {
+		t.Errorf("both pairs should be confirmed now: %+v", out.Frames)
 	}
 }

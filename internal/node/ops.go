@@ -56,7 +56,10 @@ func (n *Node) pluginEffect(e *core.PluginEffect) {
 			n.fault(b, "frame", "Control", "an abort cannot be sent: "+err.Error())
 		}
 	case core.PluginGrant:
-		g := &contract.Grant{Grant: uint64(e.Grant), Destination: opener(e.D), Writers: []string{n.peerNames[e.Peer]}}
+		g := &contract.Grant{Grant: uint64(e.Grant), Destination: opener(e.D)}
+		for _, id := range e.Writers {
+			g.Writers = append(g.Writers, n.peerNames[id])
+		}
 		for i := range e.Parts {
 			g.Parts = append(g.Parts, &contract.GrantPart{Pool: e.Parts[i].Pool, Pages: wireRuns(e.Parts[i].Runs)})
 		}
