@@ -143,11 +143,8 @@ func findClash(name string, parts []part) *clash {
 	return nil
 }
 
-// unserved says why a group whose ranks sit on several engines is not served.
+// unserved says which engine's release does not serve groups whose ranks sit on several engines.
 func (n *Node) unserved(v *view) string {
-	if !n.spanGroups {
-		return fmt.Sprintf("group %q spans engines, %s: such groups are not served yet", v.name, v.where())
-	}
 	for i := range v.parts {
 		p := &v.parts[i]
 		if p.id != selfPeer && !slices.Contains(p.r.features, featureGroups) {
@@ -236,11 +233,8 @@ func (n *Node) pairing(own *group, mine, theirs *view, p *part) *pairing {
 			return r
 		}
 	}
-	if !n.spanGroups && len(p.Ranks) < int(p.Size) {
-		return nil
-	}
 	if theirs != mine {
-		n.pair(own, p, r)
+		n.pair(own, theirs, p, r)
 	}
 	if r.ev.Reason == statemachine.None { // the next refusal is news again
 		delete(n.refused, refusalKey{own.name, p.node, theirs.name})
@@ -255,11 +249,6 @@ func (n *Node) tell(want map[pairKey]*pairing) {
 			continue
 		}
 		n.unpair(key)
-		for k := range n.paired { // the core may keep one entry for all parts of a group
-			if k.own == key.own && k.theirs == key.theirs {
-				n.paired[k] = &pairing{}
-			}
-		}
 	}
 	keys := make([]pairKey, 0, len(want))
 	for key, p := range want {

@@ -20,7 +20,7 @@ type groupNode struct {
 	t *testing.T
 }
 
-func newGroupNode(t *testing.T, name string, spans bool) groupNode {
+func newGroupNode(t *testing.T, name string) groupNode {
 	cfg := config.Default()
 	cfg.Node = name
 	m, err := core.New(coreConfig(&cfg, 1))
@@ -28,7 +28,7 @@ func newGroupNode(t *testing.T, name string, spans bool) groupNode {
 		t.Fatal(err)
 	}
 	n := &Node{
-		cfg: &cfg, log: slog.New(slog.DiscardHandler), m: m, spanGroups: spans, groups: map[string]*group{}, remotes: map[string]*remote{}, peerIDs: map[string]core.PeerID{},
+		cfg: &cfg, log: slog.New(slog.DiscardHandler), m: m, groups: map[string]*group{}, remotes: map[string]*remote{}, peerIDs: map[string]core.PeerID{},
 		refused: map[refusalKey]string{}, paired: map[pairKey]*pairing{}, verdicts: map[string]verdict{}, backends: []*backend{{name: "tcp"}},
 	}
 	n.peerID(name)
@@ -98,7 +98,7 @@ const (
 // TestGroupOfSeveralEngines: the core hears of each engine that hosts ranks of a group, of the own group's other
 // ranks as well, and of what goes away.
 func TestGroupOfSeveralEngines(t *testing.T) {
-	n := newGroupNode(t, "b", true)
+	n := newGroupNode(t, "b")
 	n.host("decode", dst, 2, 0)
 	for _, p := range []string{"a", "c", "p"} {
 		n.hello(p, 1, featureGroups)
@@ -116,7 +116,7 @@ func TestGroupOfSeveralEngines(t *testing.T) {
 	n.peerEvent(peer.Event{Kind: peer.GroupGone, Node: "a", Group: peer.Group{Name: "prefill", Role: dst}})
 	n.expect("a group of that name with another role is gone")
 	n.peerEvent(peer.Event{Kind: peer.GroupGone, Node: "a", Group: peer.Group{Name: "prefill", Role: src}})
-	n.expect("a part is gone, the other is told anew", "decode with prefill at a: gone", "decode with prefill at p: source [0] of 2 by [tcp]")
+	n.expect("a part is gone", "decode with prefill at a: gone")
 
 	n.hello("c", 2, featureGroups)
 	n.expect("another incarnation", "decode with decode at c: gone")
@@ -129,7 +129,7 @@ func TestGroupOfSeveralEngines(t *testing.T) {
 // TestGroupOfOldRelease: an engine that does not say that it serves groups over engines makes the group one
 // that nobody can use.
 func TestGroupOfOldRelease(t *testing.T) {
-	n := newGroupNode(t, "b", true)
+	n := newGroupNode(t, "b")
 	n.host("decode", dst, 1, 0)
 	n.hello("a", 1, featureGroups)
 	n.hello("c", 1)
@@ -145,26 +145,60 @@ func TestGroupOfOldRelease(t *testing.T) {
 	n.expect("with other pages, hence another map", "decode with other at c: source [0] of 1 by [tcp]")
 }
 
-// TestGroupSpansEnginesRefused: as long as the core does not serve them, such groups are refused by name, and one
-// that is not complete at its only engine is not there yet.
-func TestGroupSpansEnginesRefused(t *testing.T) {
-	n := newGroupNode(t, "b", false)
+// TestGroupMoves: whatever parts of a group come and go, the core has what this engine sees. A part that goes is
+// taken from what the core knows of the group, and the others stay.
+func TestGroupMoves(t *testing.T) {
+	n := newGroupNode(t, "b")
 	n.host("decode", dst, 2, 0, 1)
-	n.hello("a", 1)
-	n.hello("c", 1)
-	n.announce("a", announced("prefill", src, 2, 0))
-	n.expect("incomplete")
-	n.announce("c", announced("prefill", src, 2, 1))
-	why := `: layout_mismatch: group "prefill" spans engines, rank 0 at "a", rank 1 at "c": such groups are not served yet`
-	n.expect("two engines", "decode with prefill at a"+why, "decode with prefill at c"+why)
-	n.announce("a", announced("prefill", src, 2, 0, 1))
-	n.peerEvent(peer.Event{Kind: peer.GroupGone, Node: "c", Group: peer.Group{Name: "prefill", Role: src}})
-	if told := n.told(); !strings.HasSuffix(told, "decode with prefill at c: gone\ndecode with prefill at a: source [0 1] of 2 by [tcp]") {
-		t.Errorf("when the group is whole at one engine: %s", told)
+	for _, node := range []string{"a", "c"} {
+		n.hello(node, 1, featureGroups)
 	}
-	n.announce("c", announced("decode", dst, 2, 1))
-	if told := n.told(); !strings.Contains(told, `decode with prefill at a: layout_mismatch: rank 1 of group "decode" is at engine "b" and at engine "c"`) {
-		t.Errorf("the own group elsewhere: %s", told)
+	gone := func(node string) {
+		n.peerEvent(peer.Event{Kind: peer.GroupGone, Node: node, Group: peer.Group{Name: "prefill", Role: src}})
+	}
+	var out core.Effects
+	for _, c := range []struct {
+		what string
+		do   func()
+		want string
+	}{
+		{"incomplete", func() { n.announce("a", announced("prefill", src, 2, 0)) }, "a [0]"},
+		{"whole at two", func() { n.announce("c", announced("prefill", src, 2, 1)) }, "a [0]; c [1]"},
+		{"one is gone", func() { gone("a") }, "c [1]"},
+		{"and is back", func() { n.announce("a", announced("prefill", src, 2, 0)) }, "a [0]; c [1]"},
+		{"taken twice", func() { n.announce("a", announced("prefill", src, 2, 0, 1)) }, "refused"},
+		{"whole at one", func() { gone("c") }, "a all"},
+		{"its ranks go one by one", func() {
+			n.announce("a", announced("prefill", src, 2, 1))
+			n.announce("c", announced("prefill", src, 2, 0))
+		}, "c [0]; a [1]"},
+		{"another incarnation", func() { n.hello("a", 2, featureGroups) }, "c [0]"},
+		{"its announcement", func() { n.announce("a", announced("prefill", src, 2, 1)) }, "c [0]; a [1]"},
+		{"nobody", func() { gone("a"); gone("c") }, ""},
+	} {
+		c.do()
+		n.m.Step(1, n.events, &out)
+		n.events = nil
+		var got []string
+		for _, g := range n.m.Groups() {
+			switch {
+			case g.Reason != statemachine.None:
+				got = []string{"refused"}
+			case g.Ranks == nil:
+				got = append(got, n.peerNames[g.Peer]+" all")
+			default:
+				got = append(got, fmt.Sprintf("%s %v", n.peerNames[g.Peer], g.Ranks))
+			}
+		}
+		want := strings.Split(c.want, "; ")
+		if c.want == "" {
+			want = nil
+		}
+		slices.Sort(got) // Groups goes by the peers' numbers
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: the core has %q, want %q", c.what, got, want)
+		}
 	}
 }
 
@@ -188,7 +222,7 @@ func TestGroupClash(t *testing.T) {
 		for _, pair := range [][2]string{{"a", "b"}, {"b", "a"}} { // as either sees it
 			self, other := pair[0], pair[1]
 			mine := parts[self]
-			n := newGroupNode(t, self, true)
+			n := newGroupNode(t, self)
 			n.host("g", mine.Role, mine.Size, mine.Ranks...)
 			n.groups["g"].layout = layout.Cache(mine.Layout)
 			n.hello(other, 1, featureGroups)
@@ -211,7 +245,7 @@ func TestGroupClash(t *testing.T) {
 // TestDeadPartOfGroup: what a dead engine left behind does not keep a group from going on elsewhere. Where nobody
 // else hosts the group, it stays what it was.
 func TestDeadPartOfGroup(t *testing.T) {
-	n := newGroupNode(t, "b", false)
+	n := newGroupNode(t, "b")
 	n.host("decode", dst, 1, 0)
 	n.hello("a", 1)
 	n.hello("c", 1)
@@ -242,7 +276,7 @@ func TestRanksText(t *testing.T) {
 
 // TestGroupWhy: one sentence says what a group waits for, or why it is refused.
 func TestGroupWhy(t *testing.T) {
-	n := newGroupNode(t, "b", true)
+	n := newGroupNode(t, "b")
 	why := func(what, name string, want ...string) {
 		t.Helper()
 		v := n.views()[name]
@@ -266,7 +300,7 @@ func TestGroupWhy(t *testing.T) {
 
 // TestGroupOfAnotherLayoutIsToldAnew: a group that comes back with other pages is mapped in another way.
 func TestGroupOfAnotherLayoutIsToldAnew(t *testing.T) {
-	n := newGroupNode(t, "b", true)
+	n := newGroupNode(t, "b")
 	n.host("decode", dst, 1, 0)
 	n.hello("a", 1, featureGroups)
 	n.announce("a", announced("prefill", src, 1, 0))

@@ -307,33 +307,39 @@ func TestMappedGroups(t *testing.T) {
 	} {
 		t.Run(pair.Name, func(t *testing.T) {
 			pair.Tokens, pair.Room = tokens, int64(100*i)
-			var ranks []*rankProcess
-			for r := range pair.Src.Ranks {
-				ranks = append(ranks, startRank(t, rankSpec{pair, pe.cfg.Worker.Socket, client.Source, r}))
-			}
-			for r := range pair.Dst.Ranks {
-				ranks = append(ranks, startRank(t, rankSpec{pair, de.cfg.Worker.Socket, client.Destination, r}))
-			}
-			for i, p := range ranks {
-				if l := p.line(); l != "ready" {
-					t.Fatalf("rank process %d: %s", i, l)
-				}
-			}
-			for _, p := range ranks {
-				_, err := io.WriteString(p.in, "go\n")
-				must(t, err)
-			}
-			var wg sync.WaitGroup
-			for i, p := range ranks {
-				wg.Go(func() {
-					if l := p.line(); l != "ok" {
-						t.Errorf("rank process %d of %d and %d: %s\n%s", i, pair.Src.Ranks, pair.Dst.Ranks, l, explain(pair.Room+int64(len(tokens))-1))
-					}
-				})
-			}
-			wg.Wait()
+			runPair(t, pair, func(int) *engine { return pe }, func(int) *engine { return de })
 		})
 	}
+}
+
+// runPair hands the rooms of a pair over between rank processes, each at the engine where the functions place it.
+func runPair(t *testing.T, pair mappedPair, src, dst func(rank int) *engine) {
+	t.Helper()
+	var ranks []*rankProcess
+	for r := range pair.Src.Ranks {
+		ranks = append(ranks, startRank(t, rankSpec{pair, src(r).cfg.Worker.Socket, client.Source, r}))
+	}
+	for r := range pair.Dst.Ranks {
+		ranks = append(ranks, startRank(t, rankSpec{pair, dst(r).cfg.Worker.Socket, client.Destination, r}))
+	}
+	for i, p := range ranks {
+		if l := p.line(); l != "ready" {
+			t.Fatalf("rank process %d: %s", i, l)
+		}
+	}
+	for _, p := range ranks {
+		_, err := io.WriteString(p.in, "go\n")
+		must(t, err)
+	}
+	var wg sync.WaitGroup
+	for i, p := range ranks {
+		wg.Go(func() {
+			if l := p.line(); l != "ok" {
+				t.Errorf("rank process %d of %d and %d: %s\n%s", i, pair.Src.Ranks, pair.Dst.Ranks, l, explain(pair.Room+int64(len(pair.Tokens))-1))
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // TestUnmappedGroupsAreRefusedByName: pairs of groups that cannot be mapped are refused before any room, with the field.

@@ -80,7 +80,6 @@ type Node struct {
 	peerNames  []string
 	refused    map[refusalKey]string
 	paired     map[pairKey]*pairing // what the core was told of groups
-	spanGroups bool                 // whether the core serves groups whose ranks sit on several engines
 	moved      map[telemetry.Moved]uint64
 	opEnds     map[telemetry.OpEnd]uint64
 	nextID     uint64 // regions and pools
@@ -213,7 +212,7 @@ func (n *Node) serve(ctx context.Context) (err error) {
 		names = append(names, peer.Backend{Name: name})
 	}
 	if n.links, err = peer.New(peer.Config{
-		Backends: names, Node: n.cfg.Node, Incarnation: n.incarnation, HostID: n.hostID, Listen: listen, TLS: tlsFiles, InsecureListen: n.cfg.Peers.InsecureListen,
+		Backends: names, Features: []string{featureGroups}, Node: n.cfg.Node, Incarnation: n.incarnation, HostID: n.hostID, Listen: listen, TLS: tlsFiles, InsecureListen: n.cfg.Peers.InsecureListen,
 		Sink: n.peerSink, Log: n.log, Alive: n.alive, Silence: linkSilence(n.cfg.Clocks.PeerDead.Std()),
 	}); err != nil {
 		return fmt.Errorf("peers: %w", err)

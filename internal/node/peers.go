@@ -283,16 +283,31 @@ func (n *Node) forgetRemote(id core.PeerID, r *remote) {
 	}
 }
 
-// pair finds the backends by which a group here works with a part of a group elsewhere, or why it cannot.
-func (n *Node) pair(own *group, theirs *part, p *pairing) {
-	ev, r := &p.ev, theirs.r
+// pair finds the backends by which a group here works with one elsewhere, or why it cannot. A room needs all
+// engines of the other group, so what is found is the same for each part of it.
+func (n *Node) pair(own *group, v *view, theirs *part, p *pairing) {
+	ev := &p.ev
 	mine := make([]string, len(n.backends))
 	for i, b := range n.backends {
 		mine[i] = b.name
 	}
-	their := r.backends
-	if theirs.id == selfPeer {
-		their = mine
+	their, lacking := mine, "" // the backends of every part; the part that has none of those left
+	for i := range v.parts {
+		if q := &v.parts[i]; q.id != selfPeer && len(their) > 0 {
+			// The order is that of the first engine, which has rank 0.
+			if i == 0 {
+				their = common(q.r.backends, mine)
+			} else {
+				their = common(their, q.r.backends)
+			}
+			lacking = q.node
+		}
+	}
+	down := func(backend string) (engines int) {
+		for i := range v.parts {
+			engines += v.parts[i].r.down(backend)
+		}
+		return engines
 	}
 	src, dst := layout.Side{Cache: layout.Cache(theirs.Layout), Ranks: theirs.Size}, layout.Side{Cache: own.layout, Ranks: own.size}
 	order, other := mine, their // the destination's order decides
@@ -301,8 +316,8 @@ func (n *Node) pair(own *group, theirs *part, p *pairing) {
 		order, other = other, order
 	}
 	ev.Backends = common(order, other)
-	// A backend that is down at the peer comes last: new rooms are placed on one that is up.
-	slices.SortStableFunc(ev.Backends, func(a, b string) int { return r.down(a) - r.down(b) })
+	// A backend that is down at an engine of the peer group comes last: new rooms are placed on one that is up.
+	slices.SortStableFunc(ev.Backends, func(a, b string) int { return down(a) - down(b) })
 	var err error
 	ev.Map, err = layout.New(src, dst)
 	if err == nil && src.Ranks != dst.Ranks {
@@ -316,7 +331,11 @@ func (n *Node) pair(own *group, theirs *part, p *pairing) {
 		}
 		n.refuseGroup(own, theirs, err)
 	} else if len(ev.Backends) == 0 {
-		ev.Reason, ev.Detail = statemachine.BackendDown, "the two engines have no transfer backend in common"
+		p.field, ev.Reason = "backends", statemachine.BackendDown
+		ev.Detail = "the two engines have no transfer backend in common"
+		if len(v.parts) > 1 {
+			ev.Detail = fmt.Sprintf("%q has no transfer backend that this engine and the others of group %q have", lacking, v.name)
+		}
 	}
 }
 
