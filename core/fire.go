@@ -7,7 +7,7 @@ import "github.com/terminus-kv/terminus/core/statemachine"
 
 // Fire lets the clock of the record own come due: a live record ends, a rung of the ladder is over, a
 // tombstone is forgotten. It reports whether a clock ran. Which clock it is decides only the reason of
-// an end, unless the room is committed: a reason other than None takes its place.
+// an end, unless the room is committed or has voted: a reason other than None takes its place.
 func (m *Machine) Fire(own statemachine.Opener, reason statemachine.Reason, out *Effects) bool {
 	fired := false
 	m.eachRecord(func(idx int32, r *room) {
@@ -18,7 +18,7 @@ func (m *Machine) Fire(own statemachine.Opener, reason statemachine.Reason, out 
 		fired, m.out = true, out
 		m.disarm(r, slotPhase)
 		if r.sm.State.Live() { // not by fired: for a stall clock it asks how long the peer moved nothing
-			if reason == statemachine.None || r.sm.State == statemachine.Committed {
+			if reason == statemachine.None || r.sm.State == statemachine.Committed || r.sm.State == statemachine.Voted {
 				reason = c.reason()
 			}
 			m.step(idx, statemachine.Event{Kind: statemachine.OnClock, Reason: reason})
