@@ -21,7 +21,7 @@ func (w *world) recorded(e *engine, r *core.Record) {
 	}
 	w.verdict[r.Own] = outcome{r.Reason, r.Pair}
 	source := r.Role == statemachine.Source
-	if !source {
+	if !source && w.plan.budget.Age == 0 {
 		if e.rests = w.now + int64(quarantine); e.resting != e.inc {
 			e.resting = e.inc
 			w.push(due{at: e.rests, what: retire, a: e.id, n: e.inc})

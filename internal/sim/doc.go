@@ -15,6 +15,10 @@
 // protocol says that frames are idempotent. Result.Happened counts the frames that were lost, overtook
 // or arrived twice, and the pages that landed after the end of their op.
 //
+// A plugin has epochs as in production: an upgrade, or the core's wish to replace one that pages rest with, brings
+// the next up beside it; the older one is ended when the core asks for that, which it may not while anything uses
+// it, but for the bound. Any of them may die.
+//
 // Policies is another simulation, without faults: a request trace through one engine, to compare the orders
 // in which rooms may be served.
 package sim
@@ -51,7 +55,7 @@ var promiseTexts = map[Promise]string{
 	Stale:      "what comes of a plugin epoch that is gone changes nothing",
 	Bounded:    "every live record runs a clock",
 	Store:      "the loss of the coordination store fails no room",
-	Blast:      "the death of a plugin ends only rooms that it held",
+	Blast:      "the death of a plugin ends only rooms that it held, and its upgrade none before the bound",
 	Agreement:  "both sides agree on the verdict, or the one that cannot know says outcome_unknown",
 	Accounting: "pages are free, pinned or quarantined, and at idle nothing is held",
 	Replay:     "an engine that is told the same again answers the same",

@@ -27,16 +27,20 @@ func (w *world) strike(at int32) {
 		if f.kind == pauseClock && e.up && e.stood == 0 {
 			e.stood = w.now
 		}
-	case killPlugin:
+	case killPlugin: // any epoch that is up
 		if e.up && e.epoch >= 0 {
-			w.epochEnds(e.epoch)
+			w.epochEnds(w.anyEpoch(e))
+		}
+	case upgradePlugin:
+		if e.up && e.epoch >= 0 {
+			w.startPlugin(e)
 		}
 	case stopPlugin:
 		if e.up && e.epoch >= 0 {
-			w.epochs[e.epoch].frozen++
-			f.b = e.epoch
+			f.b = w.anyEpoch(e)
+			w.epochs[f.b].frozen++
 			if f.last > beats {
-				w.after(beats, orphanEnds, e.epoch, 0, 0)
+				w.after(beats, orphanEnds, f.b, 0, 0)
 			} else {
 				lasts = true
 			}
@@ -114,6 +118,16 @@ func (w *world) strike(at int32) {
 	if lasts {
 		w.after(f.last, healed, at, 0, 0)
 	}
+}
+
+// anyEpoch draws one of the epochs of an engine that the host believes up, more often the newest.
+func (w *world) anyEpoch(e *engine) int32 {
+	for i := range w.epochs {
+		if ep := &w.epochs[i]; ep.engine == e.id && ep.inc == e.inc && !ep.noticed && (int32(i) == e.epoch || e.dice.one(3)) {
+			return int32(i)
+		}
+	}
+	return e.epoch
 }
 
 // splits tells whether a split parts the ends of a link, inside the side whose engine is of the set.

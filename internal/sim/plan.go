@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/terminus-kv/terminus/core"
 	"github.com/terminus-kv/terminus/core/statemachine"
 )
 
@@ -17,6 +18,7 @@ const (
 	pauseClock                  // the machine sleeps: as stopEngine, and the engine's clock stands still
 	killPlugin
 	stopPlugin
+	upgradePlugin // an operator starts a new epoch beside the one that serves
 	killWorker
 	cutLink     // the stream is reset
 	blockOneWay // nothing arrives in one direction
@@ -37,7 +39,7 @@ const (
 )
 
 var faultNames = [numFaults]string{
-	"kill-engine", "stop-engine", "pause-clock", "kill-plugin", "stop-plugin", "kill-worker", "cut-link", "block-one-way", "block-both",
+	"kill-engine", "stop-engine", "pause-clock", "kill-plugin", "stop-plugin", "upgrade-plugin", "kill-worker", "cut-link", "block-one-way", "block-both",
 	"split-one-way", "split-both", "slow-link", "reorder", "duplicate", "slow-ops", "late-writes", "fail-ops", "drain-engine", "admin-aborts", "store-outage", "left out",
 }
 
@@ -106,8 +108,10 @@ type plan struct {
 	ranks    int32 // of every group
 	checked  bool  // the plugins check the receiver
 	pages    int32
-	tight    bool          // the engines' limits are small
-	window   time.Duration // over which requests and faults are spread
+	tight    bool            // the engines' limits are small
+	budget   core.Quarantine // zero: an operator kills what pages rest with
+	retire   time.Duration   // Clocks.Retire, 0: its default
+	window   time.Duration   // over which requests and faults are spread
 	groups   []groupSpec
 	requests []request
 	faults   []plannedFault
@@ -152,6 +156,12 @@ func (p *plan) draw(seed uint64) {
 		p.ranks = 2
 	}
 	p.tight = d.one(8)
+	if !d.one(4) { // that it has an age makes every page come back
+		p.budget = core.Quarantine{Share: int32(d.n(3) * 1000), Age: time.Duration(d.in(time.Second, 30*time.Second))}
+	}
+	if d.one(4) {
+		p.retire = time.Duration(d.spread(time.Millisecond, 10*time.Second))
+	}
 	both := d.one(8)
 	for e := range p.engines {
 		role := statemachine.Source
@@ -247,7 +257,7 @@ func (p *plan) calm() bool {
 		}
 	}
 	for i := range p.faults {
-		if k := p.faults[i].kind; k != storeOutage && k != noFault {
+		if k := p.faults[i].kind; k != storeOutage && k != upgradePlugin && k != noFault {
 			return false
 		}
 	}
@@ -258,6 +268,12 @@ func (p *plan) calm() bool {
 func (p *plan) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "seed %d: %d engines, %d ranks a group, pools of %d pages, receivers checked: %v\n", p.seed, p.engines, p.ranks, p.pages, p.checked)
+	if p.budget.Age > 0 {
+		fmt.Fprintf(&b, "a plugin is replaced when pages rest with it for %v, or %d %% of a pool's\n", p.budget.Age.Round(time.Millisecond), p.budget.Share/100)
+	}
+	if p.retire > 0 {
+		fmt.Fprintf(&b, "what a retiring plugin has gets at least %v\n", p.retire.Round(time.Millisecond))
+	}
 	for i := range p.faults {
 		if f := &p.faults[i]; f.kind != noFault {
 			fmt.Fprintf(&b, "fault %d: %s\n", i, f)

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -14,10 +15,13 @@ type epoch struct {
 	inc     uint64
 	number  uint32
 	alive   bool  // the process runs
+	noticed bool  // the host knows that it does not
 	fenced  bool  // its lease is at EOF: it neither reads nor writes any more
 	fenceAt int64 // when that is, 0: while it lives
 	frozen  int   // by so many faults
 	granted []opener
+	retires int64 // since when, in its engine's time, a newer one serves; 0: it is the newest that came up
+	ends    bool  // its engine asked for its end
 }
 
 // state of an op, in truth.
@@ -37,7 +41,7 @@ type op struct {
 	s, d     opener
 	epoch    int32 // that it was given to
 	peer     int32 // engine at the other end
-	peerInc  uint64
+	peerEp   int32 // epoch there that the pages are registered with, -1: it never was
 	state    opState
 	done     bool // it ended Done
 	cut      bool // the destination's plugin refuses its writer for good
@@ -62,7 +66,12 @@ func (o *op) mayRead() bool {
 	return o.state != opQuiet && o.state != opFenced && int(o.landed) < len(o.from) && o.read == nil
 }
 
+// startPlugin starts the next epoch of an engine's plugin. If one is up the new one comes beside it, as in an upgrade.
 func (w *world) startPlugin(e *engine) {
+	if e.epoch >= 0 {
+		w.epochs[e.epoch].retires = e.coreNow(w.now)
+		w.total.retired++
+	}
 	e.number++
 	e.epoch = int32(len(w.epochs))
 	w.epochs = append(w.epochs, epoch{engine: e.id, inc: e.inc, number: e.number, alive: true})
@@ -119,10 +128,10 @@ func (w *world) registers(e *engine, f *core.Frame) {
 func (w *world) epochNoticed(at int32) {
 	ep := &w.epochs[at]
 	e := w.engines[ep.engine]
-	if !e.up || e.inc != ep.inc || e.epoch != at {
+	if !e.up || e.inc != ep.inc || ep.noticed {
 		return
 	}
-	e.epoch = -1
+	ep.noticed = true
 	for i := range w.ops {
 		if o := &w.ops[i]; o.epoch == at && o.state != opQuiet {
 			w.held[o.s], w.held[o.d] = true, true
@@ -140,7 +149,81 @@ func (w *world) epochNoticed(at int32) {
 			w.after(o.dice.spread(time.Microsecond, 5*time.Second), stale, int32(i), 0, 0)
 		}
 	}
-	w.after(e.dice.in(20*time.Millisecond, 2*time.Second), pluginUp, e.id, 0, e.inc)
+	if e.epoch == at {
+		e.epoch = -1
+		w.after(e.dice.in(20*time.Millisecond, 2*time.Second), pluginUp, e.id, 0, e.inc)
+	}
+}
+
+// epochOf is the epoch of an engine's incarnation that has a number, -1 when there is none.
+func (w *world) epochOf(engine int32, inc uint64, number uint32) int32 {
+	for i := len(w.epochs) - 1; i >= 0; i-- {
+		if ep := &w.epochs[i]; ep.engine == engine && ep.inc == inc && ep.number == number {
+			return int32(i)
+		}
+	}
+	return -1
+}
+
+// replaces: the core wants the newest epoch replaced. Sometimes the host cannot.
+func (w *world) replaces(e *engine, at int32) {
+	w.total.replaced++
+	what := upgrade
+	if e.dice.one(4) {
+		what = kept
+	}
+	w.after(e.dice.spread(50*time.Millisecond, 15*time.Second), what, at, 0, 0)
+}
+
+// besides: the next epoch is ready that was started to replace one. If that one ended meanwhile it was followed
+// by another.
+func (w *world) besides(at int32) {
+	ep := &w.epochs[at]
+	if e := w.engines[ep.engine]; e.up && e.inc == ep.inc && e.epoch == at {
+		w.startPlugin(e)
+	}
+}
+
+func (w *world) keeps(at int32) {
+	ep := &w.epochs[at]
+	if e := w.engines[ep.engine]; e.up && e.inc == ep.inc {
+		w.step(e, &core.Event{Kind: core.PluginKept, Backend: backend, Epoch: ep.number, Detail: "no handshake within 15s"})
+	}
+}
+
+// ends: the core wants an epoch ended. A newer one must serve, and unless the bound has passed nothing may use this
+// one: no live destination has its pages registered with it, and no op of it is unfinished.
+func (w *world) ends(e *engine, at int32) {
+	ep := &w.epochs[at]
+	w.say("%s wants plugin epoch %d ended", e.name(), ep.number)
+	if ep.ends || ep.retires == 0 {
+		w.violate(Blast, "%s: plugin epoch %d is to be ended, which it is already or nothing came after it", e.name(), ep.number)
+	}
+	ep.ends = true
+	if used := w.uses(at); used != "" {
+		w.total.cut++
+		if e.coreNow(w.now)-ep.retires < int64(w.clocks().Retire) {
+			w.violate(Blast, "%s: plugin epoch %d is to be ended after %v though %s", e.name(), ep.number, time.Duration(e.coreNow(w.now)-ep.retires), used)
+		}
+	}
+	w.after(e.dice.spread(100*time.Microsecond, time.Second), orphanEnds, at, 0, 0)
+}
+
+// uses tells what uses an epoch; empty when nothing does.
+func (w *world) uses(at int32) string {
+	for i := range w.ops {
+		if o := &w.ops[i]; o.epoch == at && o.state != opQuiet && o.state != opFenced {
+			return fmt.Sprintf("its op %d is not quiet", i)
+		}
+	}
+	for i := range w.lives {
+		if l := &w.lives[i]; l.epoch == at {
+			if _, ended := w.verdict[l.own]; !ended {
+				return fmt.Sprintf("pages of %s are registered with it", w.openerText(l.own))
+			}
+		}
+	}
+	return ""
 }
 
 // staleEnd tells an engine the end of an op of an epoch that it knows is gone. Nothing may change.
@@ -167,7 +250,7 @@ func (w *world) epochFenced(at int32) {
 	}
 	e := w.engines[ep.engine]
 	here := e.up && e.inc == ep.inc
-	if here && e.epoch == at { // the host has not read the end yet
+	if here && !ep.noticed { // the host has not read the end yet
 		ep.fenceAt = w.now + int64(50*time.Millisecond)
 		w.push(due{at: ep.fenceAt, what: fenced, a: at})
 		return
@@ -192,10 +275,25 @@ func (w *world) epochFenced(at int32) {
 
 // asksPlugin gives a request to the plugin. What is for an epoch that is gone is dropped: PluginLost follows.
 func (w *world) asksPlugin(e *engine, p *core.PluginEffect) {
-	if e.epoch < 0 || w.epochs[e.epoch].number != p.Epoch {
+	at := w.epochOf(e.id, e.inc, p.Epoch)
+	if at < 0 || w.epochs[at].noticed {
 		return
 	}
-	ep := &w.epochs[e.epoch]
+	ep := &w.epochs[at]
+	switch p.Kind {
+	case core.PluginSubmit, core.PluginGrant, core.PluginReplace:
+		if at != e.epoch {
+			w.violate(Blast, "%s: plugin epoch %d gets something new though a newer one serves", e.name(), ep.number)
+		}
+	}
+	switch p.Kind { // these are for the host
+	case core.PluginReplace:
+		w.replaces(e, at)
+		return
+	case core.PluginEnd:
+		w.ends(e, at)
+		return
+	}
 	if !ep.alive { // and its host has not noticed
 		if p.Kind == core.PluginSubmit {
 			w.held[p.S], w.held[p.D] = true, true
@@ -204,10 +302,10 @@ func (w *world) asksPlugin(e *engine, p *core.PluginEffect) {
 	}
 	switch p.Kind {
 	case core.PluginSubmit:
-		w.submit(e, p)
+		w.submit(e, at, p)
 	case core.PluginAbort:
 		for i := range w.ops {
-			if o := &w.ops[i]; o.id == p.Op && o.epoch == e.epoch {
+			if o := &w.ops[i]; o.id == p.Op && o.epoch == at {
 				w.after(o.dice.spread(20*time.Microsecond, 20*time.Millisecond), opAbort, int32(i), 0, 0)
 			}
 		}
@@ -215,7 +313,7 @@ func (w *world) asksPlugin(e *engine, p *core.PluginEffect) {
 		for _, part := range p.Parts {
 			for i := range w.lives {
 				if l := &w.lives[i]; l.own == p.D && l.mem == int32(part.Pool)-1 {
-					l.epoch = e.epoch
+					l.epoch = at
 				}
 			}
 		}
@@ -225,19 +323,19 @@ func (w *world) asksPlugin(e *engine, p *core.PluginEffect) {
 		} else {
 			ep.granted = append(ep.granted, p.D)
 		}
-		w.answer(e, ev, nil)
+		w.answer(e, at, ev, nil)
 	case core.PluginRevoke, core.PluginFencePeer:
 		kind := core.Revoked
 		if p.Kind == core.PluginFencePeer {
 			kind = core.Fenced
 		}
-		w.answer(e, core.Event{Kind: kind, Grant: p.Grant, Quiet: !e.dice.one(6)}, p)
+		w.answer(e, at, core.Event{Kind: kind, Grant: p.Grant, Quiet: !e.dice.one(6)}, p)
 	}
 }
 
 // answer lets the plugin answer later.
-func (w *world) answer(e *engine, ev core.Event, p *core.PluginEffect) {
-	a := answered{epoch: e.epoch, event: ev}
+func (w *world) answer(e *engine, at int32, ev core.Event, p *core.PluginEffect) {
+	a := answered{epoch: at, event: ev}
 	if p != nil {
 		a.op = core.PluginEffect{Kind: p.Kind, S: p.S, D: p.D}
 	}
@@ -274,9 +372,9 @@ func (w *world) pluginAnswers(at int32) {
 }
 
 // submit takes an op.
-func (w *world) submit(e *engine, p *core.PluginEffect) {
+func (w *world) submit(e *engine, at int32, p *core.PluginEffect) {
 	o := op{
-		id: p.Op, s: p.S, d: p.D, epoch: e.epoch, peer: int32(p.Peer), peerInc: p.D.Inc, bytes: p.Bytes,
+		id: p.Op, s: p.S, d: p.D, epoch: at, peer: int32(p.Peer), peerEp: w.epochOf(int32(p.Peer), p.D.Inc, p.PeerEpoch), bytes: p.Bytes,
 		srcMem: int32(p.SrcPool) - 1, dstMem: int32(p.DstPool) - 1, dice: roll(w.plan.seed, 7, p.S.Seq, p.D.Seq, uint64(len(w.ops))), fate: core.EndDone,
 	}
 	if n := len(w.ops); n < cap(w.ops) { // its memory is used again
@@ -323,7 +421,6 @@ func (w *world) opStep(at int32) {
 		return
 	}
 	ep := &w.epochs[o.epoch]
-	to := w.engines[o.peer]
 	again := func(d int64) { w.after(d, opStep, at, 0, 0) }
 	if ep.alive && ep.frozen > 0 {
 		again(int64(20 * time.Millisecond))
@@ -337,7 +434,7 @@ func (w *world) opStep(at int32) {
 		again(int64(100 * time.Millisecond))
 		return
 	}
-	if (o.state == opRuns || o.state == opLate) && !w.takes(o, to) { // the other end is gone
+	if (o.state == opRuns || o.state == opLate) && !w.takes(o) { // the other end is gone
 		if o.state == opRuns {
 			w.endOp(at, core.EndFailed, statemachine.TransferFailed, true)
 		} else {
@@ -388,20 +485,17 @@ func (w *world) reaches(from, to int32) bool {
 	return l.stuck[l.of(from)] == 0
 }
 
-// takes tells whether the plugin at the destination still takes bytes of an op.
-func (w *world) takes(o *op, to *engine) bool {
-	if w.sealed[o.d] || o.cut {
+// takes tells whether the plugin at the destination still takes bytes of an op: the epoch that the pages are
+// registered with, or, without a receiver check, the memory that its process had registered.
+func (w *world) takes(o *op) bool {
+	if w.sealed[o.d] || o.cut || o.peerEp < 0 {
 		return false
 	}
+	to := &w.epochs[o.peerEp]
 	if !w.plan.checked {
-		return to.up && to.inc == o.peerInc && to.epoch >= 0 && w.epochs[to.epoch].alive
+		return !to.fenced
 	}
-	for i := range w.epochs {
-		if ep := &w.epochs[i]; ep.engine == o.peer && ep.inc == o.peerInc && ep.alive && slices.Contains(ep.granted, o.d) {
-			return true
-		}
-	}
-	return false
+	return to.alive && slices.Contains(to.granted, o.d)
 }
 
 // endOp ends an op with an event. Quiet: nothing of it lands or is read any more.

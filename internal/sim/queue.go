@@ -15,8 +15,8 @@ const (
 	act                       // a: life; its worker goes on
 	fault                     // a: fault of the plan
 	healed                    // a: fault of the plan
-	noticed                   // a: engine, n: epoch; its plugin's end is seen by the host
-	fenced                    // a: engine, n: epoch; that epoch's lease is at EOF
+	noticed                   // a: epoch; its end is seen by the host
+	fenced                    // a: epoch; its lease is at EOF
 	pluginUp                  // a: engine, n: incarnation
 	workerUp                  // a: worker, n: generation
 	engineUp                  // a: engine
@@ -29,6 +29,8 @@ const (
 	retire                    // a: engine, n: incarnation; what is quarantined has rested long enough
 	stale                     // a: op; its end comes after its plugin's
 	orphanEnds                // a: epoch
+	upgrade                   // a: epoch; the one that replaces it is ready
+	kept                      // a: epoch; it could not be replaced
 	gone                      // a: engine, b: that peer, n: incarnation of the peer that is proven dead
 )
 

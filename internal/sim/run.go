@@ -120,6 +120,9 @@ type totals struct {
 	overtaken int // frames that arrived before some that were sent earlier
 	doubled   int // frames that arrived twice
 	late      int // pages that landed after their op had ended
+	retired   int // plugin epochs beside which a newer one came up
+	replaced  int // plugin epochs that a core wanted replaced
+	cut       int // plugin epochs that a core wanted ended though something used them: the bound had passed
 	refused   int // pages that would have, of writers that were cut off or on memory that was sealed
 }
 
@@ -144,6 +147,7 @@ func (t *totals) into(r *Result) {
 	r.Rooms += t.rooms
 	for what, n := range map[string]int{
 		"frames-lost": t.lost, "frames-overtaken": t.overtaken, "frames-doubled": t.doubled, "pages-late": t.late, "pages-refused": t.refused,
+		"epochs-retired": t.retired, "epochs-replaced": t.replaced, "epochs-cut": t.cut,
 	} {
 		r.Happened[what] += n
 	}

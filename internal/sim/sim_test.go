@@ -59,7 +59,7 @@ func TestSilence(t *testing.T) {
 
 // TestEveryFaultHappens: no kind of fault is planned only, and the faults of links and plugins do what they say.
 func TestEveryFaultHappens(t *testing.T) {
-	res := Run(t.Context(), Config{Schedules: 1000, Seed: 1})
+	res := Run(t.Context(), Config{Schedules: 4000, Seed: 1})
 	for k := range noFault {
 		if res.FaultKinds[k.String()] == 0 {
 			t.Errorf("no %v in %d schedules", k, res.Schedules)
@@ -70,7 +70,7 @@ func TestEveryFaultHappens(t *testing.T) {
 			t.Errorf("no %s in %d schedules", what, res.Schedules)
 		}
 	}
-	if len(res.Happened) != 5 {
+	if len(res.Happened) != 8 {
 		t.Errorf("counted: %v", res.Happened)
 	}
 }

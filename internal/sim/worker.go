@@ -294,8 +294,8 @@ func (w *world) word(e *engine, o *core.WordEffect) {
 	w.showLife(at, 10)
 }
 
-// quarantine is how long the operator of this cluster lets pages rest before the plugin that they are
-// registered with is ended: rung 5, the proof that is always to be had.
+// quarantine is how long the operator of a cluster without a budget of quarantine lets pages rest before the plugin
+// that they are registered with is killed: rung 5, the proof that is always to be had.
 const quarantine = 20 * time.Second
 
 func (w *world) retire(e *engine) {

@@ -94,7 +94,7 @@ type engine struct {
 	inbox  []core.Event
 	wakeAt int64
 	heard  [maxEngines]int64
-	epoch  int32 // index of its current plugin; -1: none, or noticed dead
+	epoch  int32 // index of the newest epoch of its plugin; -1: none, or noticed dead
 	number uint32
 	drains bool
 	// What ends now and is quarantined has rested long enough at rests; an event then is on its way for
@@ -310,6 +310,10 @@ func (w *world) dispatch(d *due) {
 		}
 	case orphanEnds:
 		w.epochEnds(d.a)
+	case upgrade:
+		w.besides(d.a)
+	case kept:
+		w.keeps(d.a)
 	case local:
 		if e := w.engines[d.a]; e.inc == d.n {
 			w.step(e, &w.local[d.b])
@@ -349,9 +353,17 @@ func (w *world) restart(m *core.Machine, e *engine) {
 	if d := roll(w.plan.seed, 6, uint64(e.id)); w.plan.tight {
 		limits.Rooms, limits.PeerOps, limits.RoomPages = int32(2+d.n(4)), int32(1+d.n(3)), int64(8+d.n(16))
 	}
-	if err := m.Reset(core.Config{Incarnation: e.inc, Clocks: core.DefaultClocks(), Limits: limits}); err != nil {
+	if err := m.Reset(core.Config{Incarnation: e.inc, Clocks: w.clocks(), Limits: limits, Quarantine: w.plan.budget}); err != nil {
 		panic(err) // the configuration is this package's own
 	}
+}
+
+func (w *world) clocks() core.Clocks {
+	c := core.DefaultClocks()
+	if w.plan.retire > 0 {
+		c.Retire = w.plan.retire
+	}
+	return c
 }
 
 // killEngine ends an incarnation without a word.
