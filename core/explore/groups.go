@@ -26,6 +26,7 @@ type GroupConfig struct {
 	Faults                int    // at most that many
 	Kinds                 string // of faults: b link breaks, r engine restarts, a abort past the last word, q op ends with quiet=no
 	NoClocks              bool   // no clock runs out
+	Bound                 bool   // begin where every pair is confirmed and nothing is sent
 	Overtake              bool   // urgent frames may overtake all but Hello
 	Limit                 int    // states; 0: none
 }
@@ -195,7 +196,34 @@ func GroupRun(cfg GroupConfig) (*GroupResult, error) {
 			}
 		}
 	}
+	if cfg.Bound {
+		x.bind(&first)
+	}
 	return x.search(first), nil
+}
+
+// bind opens and registers at every engine and carries what they say.
+func (x *groups) bind(st *groupState) {
+	for e := range x.n {
+		st.opened[e] = 1
+		x.apply(st, e, groupEvent{kind: evOpen})
+		if !x.source(e) {
+			st.opened[e] = 2
+			x.apply(st, e, groupEvent{kind: evRegister})
+		}
+	}
+	for busy := true; busy; {
+		busy = false
+		for a := range x.n {
+			for b := range x.n {
+				if list := x.queues[st.queue[a][b]]; len(list) > 0 {
+					busy = true
+					st.queue[a][b] = x.queueOf(list[1:])
+					x.apply(st, b, groupEvent{kind: evFrame, peer: uint8(a), f: list[0]})
+				}
+			}
+		}
+	}
 }
 
 func (x *groups) start(e int, restarts uint8) (uint32, error) {

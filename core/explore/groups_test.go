@@ -14,9 +14,11 @@ func TestGroups(t *testing.T) {
 		{"1x1", GroupConfig{Sources: 1, Destinations: 1, Ops: true, Faults: 1, Kinds: "braq"}},
 		{"2x2 without clocks", GroupConfig{Sources: 2, Destinations: 2, NoClocks: true}},
 		{"1x2 without clocks, ops", GroupConfig{Sources: 1, Destinations: 2, Ops: true, NoClocks: true}},
-		{"2x1 no fault", GroupConfig{Sources: 2, Destinations: 1, Ops: true}},
-		{"1x2 no fault", GroupConfig{Sources: 1, Destinations: 2, Ops: true}},
-		{"1x2 without clocks, an abort", GroupConfig{Sources: 1, Destinations: 2, NoClocks: true, Faults: 1, Kinds: "ab"}},
+		{"2x1 without clocks, a fault", GroupConfig{Sources: 2, Destinations: 1, Ops: true, NoClocks: true, Faults: 1, Kinds: "ab"}},
+		{"1x2 without clocks, a fault", GroupConfig{Sources: 1, Destinations: 2, NoClocks: true, Faults: 1, Kinds: "ab"}},
+		{"1x2 bound, ops, an abort", GroupConfig{Sources: 1, Destinations: 2, Ops: true, Bound: true, Faults: 1, Kinds: "a"}},
+		{"1x2 bound, a fault", GroupConfig{Sources: 1, Destinations: 2, Bound: true, Faults: 1, Kinds: "bra"}},
+		{"2x1 bound, ops", GroupConfig{Sources: 2, Destinations: 1, Ops: true, Bound: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, err := GroupRun(c.cfg)

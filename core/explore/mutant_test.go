@@ -28,6 +28,7 @@ type mutant struct {
 	changes []change // ON stands for the mutant's switch; none: the rule is the worker's, see cfg
 	as      string   // the same changes as that one
 	cfg     Config
+	groups  *GroupConfig // searched instead of cfg
 }
 
 type change struct{ file, old, new string }
@@ -366,13 +367,23 @@ func TestBeMutant(t *testing.T) {
 		return // not that binary
 	}
 	which := i
+	all := append(mutants[:len(mutants):len(mutants)], groupMutants...)
 	for j := range mutants {
-		if mutants[i].as == mutants[j].name {
+		if all[i].as == mutants[j].name {
 			which = j
 		}
 	}
 	beMutant(which)
-	r, err := Run(mutants[i].cfg)
+	var r *Result
+	var err error
+	if g := all[i].groups; g != nil {
+		var found *GroupResult
+		if found, err = GroupRun(*g); err == nil {
+			r = &Result{States: found.States, Edges: found.Edges, Depth: found.Depth, Violation: found.Violation, Trace: found.Trace}
+		}
+	} else {
+		r, err = Run(all[i].cfg)
+	}
 	o := outcome{Mutant: i, Result: r}
 	if err != nil {
 		o.Err = err.Error()
