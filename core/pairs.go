@@ -116,8 +116,12 @@ func (m *Machine) peerGroup(e *Event) {
 		return
 	}
 	m.eachRecord(func(idx int32, r *room) {
-		if r.peerGroup == key.peer && r.group == key.own {
+		switch {
+		case r.group != key.own:
+		case r.peerGroup == key.peer:
 			m.regroup(idx, r, g, e)
+		case r.peerGroup == nil32 && r.sm.Role == statemachine.Source && r.sm.State.Live():
+			m.offerHeld(idx, r) // it waits for any group, and a part of this one may have registered
 		}
 	})
 }

@@ -106,3 +106,40 @@ func TestGrantNamesEveryWriter(t *testing.T) {
 		t.Errorf("both pairs should be confirmed now: %+v", out.Frames)
 	}
 }
+
+// A source that named no group was never offered to the destinations that had registered before its engine knew of
+// all ranks of their group: the room waited for its bootstrap clock.
+func TestUnnamedGroupBecomesKnown(t *testing.T) {
+	cache := layout.Cache{Kind: "mha", DType: "bf16", Layers: 2, KVHeads: 2, HeadDim: 4, PageTokens: 16, Order: layout.HND}
+	halves, err := layout.New(layout.Side{Cache: cache, Ranks: 1}, layout.Side{Cache: cache, Ranks: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, last := range []PeerID{0, 1} { // whose group is known last
+		l := newLone(t)
+		known := func(peer PeerID) *Effects {
+			return l.step(Event{Kind: PeerGroup, Peer: peer, Group: "halves", PeerGroup: "prefill", Role: statemachine.Destination, Size: 2, Ranks: []int32{int32(peer)}, Backends: []string{"tcp"}, Map: halves})
+		}
+		register := func(peer PeerID) {
+			f := registerFrame(1, opener([]uint64{20, 30}[peer], 1))
+			f.Group, f.PeerGroup, f.Ranks = "halves", "prefill", []RankPages{{Rank: int32(peer)}}
+			l.frame(peer, f)
+		}
+		known(1 - last)
+		l.step(Event{Kind: Open, Session: 1, Room: 1})
+		register(1 - last)
+		if v := l.only(1); v.State != statemachine.Unbound {
+			t.Fatalf("before the group is known: %s", v.Why())
+		}
+		out := known(last)
+		if len(out.Frames) != 1 || out.Frames[0].Frame.Kind != FrameBound || out.Frames[0].Peer != 1-last {
+			t.Fatalf("the one that registered should be bound: %+v", out.Frames)
+		}
+		register(last)
+		for i, p := range l.only(1).Pairs {
+			if p.Peer != PeerID(i) || p.State != statemachine.Offered || p.Judge != (i == 0) {
+				t.Errorf("pair %d: %+v", i, p)
+			}
+		}
+	}
+}
