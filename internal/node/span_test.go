@@ -5,6 +5,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	client "github.com/terminus-kv/terminus/clients/go"
 )
 
 // fleet starts engines, two by two as those of a prefill and of a decode group: p1, p2, d1, d2.
@@ -95,5 +100,159 @@ func TestSpanningGroups(t *testing.T) {
 				t.Errorf("lane %q, want %s", info[0].Lane, lane)
 			}
 		})
+	}
+}
+
+// members are two ranks of a prefill group at p1 and p2, and two of a decode group at d1 and d2, in this order.
+type members struct {
+	engines [4]*engine
+	workers [4]*worker
+}
+
+var memberNames = [4]string{"p1", "p2", "d1", "d2"}
+
+// newMembers starts the engines with start or spawn, and the workers.
+func newMembers(t *testing.T, start func(name string) *engine) *members {
+	t.Helper()
+	m := &members{}
+	for i, name := range memberNames {
+		m.engines[i] = start(name)
+	}
+	for i := range m.engines {
+		m.join(t, i)
+	}
+	return m
+}
+
+// join connects the worker of a place.
+func (m *members) join(t *testing.T, i int) {
+	t.Helper()
+	role, group := client.Source, "prefill"
+	if i > 1 {
+		role, group = client.Destination, "decode"
+	}
+	m.workers[i] = dial(t, m.engines[i], role, group, i%2, 2, 16)
+}
+
+// pages are those of a place, for every room.
+func (m *members) pages(i int) []int32 { return []int32{int32(1 + i), int32(8 + i), int32(15 - i)} }
+
+// bind opens a room at all ranks, and returns when every source may send.
+func (m *members) bind(t *testing.T, room int64) (rooms [4]*client.Room) {
+	t.Helper()
+	for i, w := range m.workers {
+		if i > 1 {
+			rooms[i] = openTo(t, w, room)
+			must(t, rooms[i].Register(short(t), client.RegisterPart{Pool: w.pool, Pages: m.pages(i)}))
+			continue
+		}
+		var err error
+		rooms[i], err = w.Open(short(t), client.OpenOptions{Room: room})
+		must(t, err)
+	}
+	for end := time.Now().Add(10 * time.Second); rooms[0].Poll() != client.WaitingForInput || rooms[1].Poll() != client.WaitingForInput; time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("room %d is not bound:\n%s", room, explain(room))
+		}
+	}
+	return rooms
+}
+
+// send hands the pages of a source rank over.
+func (m *members) send(t *testing.T, room int64, i int, r *client.Room) {
+	t.Helper()
+	w := m.workers[i]
+	fill(w, 10*room+int64(i), m.pages(i))
+	must(t, r.Send(short(t), client.Chunk{Parts: []client.Part{{Pool: w.pool, Pages: m.pages(i)}}, Last: true}))
+}
+
+// end waits until all ranks see the room end, for the reasons that are said, and can reuse their pages.
+func (m *members) end(t *testing.T, what string, room int64, rooms [4]*client.Room, reasons ...string) {
+	t.Helper()
+	began := time.Now()
+	for i, r := range rooms {
+		_, err := r.WaitTerminal(short(t))
+		must(t, err)
+		got := "success"
+		if f, failed := r.Failure(short(t)); r.Poll() != client.Success {
+			must(t, failed)
+			got = string(f.Reason)
+		}
+		if !strings.Contains(reasons[i], got) {
+			t.Errorf("%s: %s ended as %s, want %s\n%s", what, memberNames[i], got, reasons[i], explain(room))
+		}
+	}
+	took := time.Since(began)
+	for i, r := range rooms {
+		if err := r.WaitReusable(short(t)); err != nil {
+			t.Errorf("%s: pages of %s are %v: %v\n%s", what, memberNames[i], r.Residency(), err, explain(room))
+			continue
+		}
+		if r.Poll() == client.Success && i > 1 {
+			check(t, m.workers[i], 10*room+int64(i-2), m.pages(i))
+		}
+		must(t, r.Release(short(t)))
+	}
+	t.Logf("%s: ended after %v, reusable after %v", what, took, time.Since(began))
+	if took > 5*time.Second {
+		t.Errorf("%s: took %v: that was a clock", what, took)
+	}
+}
+
+// handOver moves a room through all ranks.
+func (m *members) handOver(t *testing.T, room int64) {
+	t.Helper()
+	rooms := m.bind(t, room)
+	for i := range 2 {
+		m.send(t, room, i, rooms[i])
+	}
+	m.end(t, "hand-over", room, rooms, "success", "success", "success", "success")
+}
+
+// TestSpanningFaults: whichever rank aborts a room, at whatever engine, the room ends at all engines; and whichever
+// worker or plugin dies.
+func TestSpanningFaults(t *testing.T) {
+	t.Parallel()
+	dir := tempDir(t)
+	m := newMembers(t, func(name string) *engine { return start(t, dir, name) })
+	room := int64(0)
+	next := func() int64 { room++; return room }
+	others := func(i int, own, other string) []string {
+		out := []string{other, other, other, other}
+		out[i] = own
+		return out
+	}
+	m.handOver(t, next())
+	for i, name := range memberNames {
+		rooms := m.bind(t, next())
+		must(t, rooms[i].Abort(short(t)))
+		m.end(t, name+" aborts", room, rooms, others(i, "aborted", "peer_aborted")...)
+
+		rooms = m.bind(t, next())
+		if i < 2 { // the other source has sent everything
+			m.send(t, room, 1-i, rooms[1-i])
+		}
+		m.workers[i].Close()
+		m.end(t, "worker of "+name+" dies", room, rooms, others(i, "engine_lost worker_lost", "worker_lost peer_aborted")...)
+		m.join(t, i)
+		m.handOver(t, next())
+
+		rooms = m.bind(t, next())
+		pid, epoch := m.engines[i].plugin(t)
+		must(t, unix.Kill(pid, unix.SIGKILL))
+		if i > 1 {
+			m.end(t, "plugin of "+name+" dies", room, rooms, others(i, "plugin_lost", "plugin_lost peer_aborted")...)
+		}
+		eventually(t, "the next epoch serves", func() bool {
+			ps, err := m.engines[i].admin.Plugins(short(t))
+			return err == nil && ps[0].Epochs[0].Epoch == epoch+1 && ps[0].Epochs[0].State == "ready"
+		})
+		if i < 2 { // nothing was under way: the next epoch does it
+			for k := range 2 {
+				m.send(t, room, k, rooms[k])
+			}
+			m.end(t, "plugin of "+name+" is replaced", room, rooms, "success", "success", "success", "success")
+		}
+		m.handOver(t, next())
 	}
 }
