@@ -137,7 +137,7 @@ func TestAnnouncements(t *testing.T) {
 	b.await("group", func() bool { return len(kinds(b)) == 11 })
 	b.close()
 	b2 := start(t, fast("b", 2, listen))
-	b2.SetPeers([]membership.Peer{a.as()})
+	meet(a, b2)
 	b2.await("announcements", func() bool { return slices.Equal(kinds(b2), []EventKind{Hello, GroupUp, Lost, Draining, Frame}) })
 	if err := a.AnnouncePool(testPool()); err != nil {
 		t.Fatal(err)
