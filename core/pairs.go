@@ -214,16 +214,8 @@ func (m *Machine) meetGroup(idx int32, r *room, g *group) {
 }
 
 // meetOwn gives a record that has announced nothing yet its siblings, and tells how many ranks of its own
-// group are here.
+// group are here. A source may learn later that others are elsewhere, and has fewer to wait for.
 func (m *Machine) meetOwn(idx int32, r *room) {
-	switch r.sm.State {
-	case statemachine.Absent, statemachine.Opened, statemachine.Unbound:
-	default:
-		return
-	}
-	if m.bound(r) {
-		return
-	}
 	own := m.groups[groupPair{r.group, r.group}]
 	local := r.size
 	judge := nilPeer // the engine of rank 0, when it is another
@@ -234,6 +226,21 @@ func (m *Machine) meetOwn(idx int32, r *room) {
 				judge = h.peer
 			}
 		}
+	}
+	fixed := m.bound(r)
+	switch r.sm.State {
+	case statemachine.Absent, statemachine.Opened, statemachine.Unbound:
+	case statemachine.Offered, statemachine.Confirmed:
+		fixed = true
+	default:
+		return
+	}
+	if fixed {
+		if r.sm.Role == statemachine.Source {
+			r.local = min(r.local, max(local, 1))
+			m.maybeComplete(idx, r)
+		}
+		return
 	}
 	r.local = max(local, 1)
 	if r.sm.Role == statemachine.Source {

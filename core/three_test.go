@@ -143,3 +143,40 @@ func TestUnnamedGroupBecomesKnown(t *testing.T) {
 		}
 	}
 }
+
+// A source whose engine learned only after the bind that a rank of its own group is at another engine waited for
+// that rank's last send for ever. One that loses sight of it afterwards does not wait for it either.
+func TestOwnGroupIsKnownAfterTheBind(t *testing.T) {
+	l := newLone(t)
+	l.step(
+		Event{Kind: PeerGroup, Peer: 0, Group: "near", PeerGroup: "tp", Role: statemachine.Destination, Size: 2, Backends: []string{"tcp"}},
+		Event{Kind: SessionUp, Session: 3, Role: statemachine.Source, Group: "tp", Size: 2, Slots: 8},
+		Event{Kind: PoolUp, Session: 3, Pool: 3, Pages: 64, Layers: 2, PageBytes: 1024})
+	l.step(Event{Kind: Open, Session: 3, Room: 1, PeerGroup: "near"})
+	s, d := l.only(1).Own, opener(20, 1)
+	f := registerFrame(1, d)
+	f.Group, f.PeerGroup, f.Ranks = "near", "tp", []RankPages{{}, {Rank: 1}}
+	l.frame(0, f)
+	l.frame(0, Frame{Kind: FrameConfirm, Room: 1, S: s, D: d})
+	l.step(Event{Kind: Send, Session: 3, Last: true})
+	if v := l.only(1); v.State != statemachine.Confirmed {
+		t.Fatalf("rank 1 may be here: %s", v.Why())
+	}
+	elsewhere := Event{Kind: PeerGroup, Peer: 1, Group: "tp", PeerGroup: "tp", Role: statemachine.Source, Size: 2, Ranks: []int32{1}}
+	l.step(elsewhere)
+	if v := l.only(1); v.State != statemachine.Committed {
+		t.Errorf("rank 1 is elsewhere: %s", v.Why())
+	}
+
+	l.step(Event{Kind: Open, Session: 3, Slot: 1, Room: 2, PeerGroup: "near"})
+	s, d = l.only(2).Own, opener(20, 2)
+	f.Room, f.D = 2, d
+	l.frame(0, f)
+	l.frame(0, Frame{Kind: FrameConfirm, Room: 2, S: s, D: d})
+	elsewhere.Size, elsewhere.Ranks = 0, nil // its worker has gone
+	l.step(elsewhere)
+	l.step(Event{Kind: Send, Session: 3, Slot: 1, Last: true})
+	if v := l.only(2); v.State != statemachine.Committed {
+		t.Errorf("rank 1 was elsewhere: %s", v.Why())
+	}
+}
