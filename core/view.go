@@ -235,6 +235,8 @@ func (v *View) Why() string {
 		b.WriteString(", waiting for a transfer backend")
 	case v.State == statemachine.Registered:
 		fmt.Fprintf(&b, ", registered, waiting for the source worker at %s to open the room", peer)
+	case v.State == statemachine.Bound && v.votes() != "":
+		fmt.Fprintf(&b, ", every byte is here, waiting for the same of %s", v.votes())
 	case v.State == statemachine.Bound && v.GrantPending:
 		fmt.Fprintf(&b, ", waiting for plugin %s to open the pages for writing", v.Backend)
 	case v.State == statemachine.Bound && v.Clock == "input":
@@ -281,6 +283,21 @@ func (v *View) waitsFor() string {
 		return v.PeerNode
 	}
 	return "its peer"
+}
+
+// votes names the engines of the own group that have not said yet that they have every byte, where this one, the
+// judge, has; "" where it waits for something else.
+func (v *View) votes() string {
+	var nodes []string
+	for i := range v.Pairs {
+		switch p := &v.Pairs[i]; {
+		case !p.Sibling && !p.Ended:
+			return ""
+		case p.Sibling && p.Other.IsZero():
+			nodes = append(nodes, p.Node)
+		}
+	}
+	return strings.Join(nodes, ", ")
 }
 
 // retires says how far the replacement of the plugin is that would fence the pages.

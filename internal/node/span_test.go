@@ -223,6 +223,11 @@ func TestSpanningFaults(t *testing.T) {
 		return out
 	}
 	m.handOver(t, next())
+	why, err := m.engines[0].admin.GroupWhy(short(t), "decode")
+	must(t, err)
+	if want := `group "decode" (destination, 2 ranks) is complete: rank 0 at "d1", rank 1 at "d2"`; !strings.HasPrefix(why[0], want) || len(why) != 3 {
+		t.Errorf("why of a group at two engines: %q", why)
+	}
 	for i, name := range memberNames {
 		rooms := m.bind(t, next())
 		must(t, rooms[i].Abort(short(t)))
@@ -254,5 +259,161 @@ func TestSpanningFaults(t *testing.T) {
 			m.end(t, "plugin of "+name+" is replaced", room, rooms, "success", "success", "success", "success")
 		}
 		m.handOver(t, next())
+	}
+}
+
+// TestSpanningEngineKilled: whichever engine of a group dies, and whenever: its own worker knows by itself, the others
+// are told in bounded time, and the room ends with one verdict where that can be. The next incarnation serves.
+func TestSpanningEngineKilled(t *testing.T) {
+	t.Parallel()
+	dir := tempDir(t)
+	m := newMembers(t, func(name string) *engine { return spawn(t, dir, name) })
+	room := int64(0)
+	next := func() int64 { room++; return room }
+	back := func(i int) {
+		t.Helper()
+		m.engines[i] = spawn(t, dir, memberNames[i])
+		m.workers[i].redial(t)
+		m.handOver(t, next())
+	}
+	const lost = "peer_lost peer_aborted"
+	for i, name := range memberNames {
+		rooms := m.bind(t, next())
+		if i < 2 {
+			m.send(t, room, 1-i, rooms[1-i]) // the other has sent everything
+		}
+		reasons := [4]string{lost, lost, lost, lost}
+		reasons[i] = "engine_lost"
+		m.engines[i].kill()
+		m.end(t, name+" is killed", room, rooms, reasons[:]...)
+		back(i)
+	}
+
+	// committed stops an engine and lets the sources say everything.
+	committed := func(rooms [4]*client.Room, stopped int) {
+		t.Helper()
+		m.engines[stopped].signal(t, unix.SIGSTOP)
+		for i := range 2 {
+			m.send(t, room, i, rooms[i])
+		}
+		for i := range 2 {
+			eventually(t, memberNames[i]+" has committed", func() bool {
+				v, err := m.engines[i].admin.Room(short(t), room)
+				return err == nil && v[0].State == "committed"
+			})
+		}
+	}
+	rooms := m.bind(t, next())
+	committed(rooms, 2)
+	eventually(t, "d2 has voted", func() bool {
+		v, err := m.engines[3].admin.Room(short(t), room)
+		return err == nil && v[0].State == "voted"
+	})
+	why, err := m.engines[3].admin.Why(short(t), room)
+	must(t, err)
+	if want := "every byte is here, waiting for the verdict of d1, the engine of rank 0"; !strings.Contains(why[0], want) {
+		t.Errorf("a voter says %q, want %q", why[0], want)
+	}
+	m.engines[2].kill()
+	const unknown = "outcome_unknown"
+	m.end(t, "the judge is killed before its verdict", room, rooms, unknown, unknown, "engine_lost", unknown)
+	back(2)
+
+	rooms = m.bind(t, next())
+	committed(rooms, 3)
+	why, err = m.engines[2].admin.Why(short(t), room)
+	must(t, err)
+	if want := "every byte is here, waiting for the same of d2"; !strings.Contains(why[0], want) {
+		t.Errorf("the judge says %q, want %q", why[0], want)
+	}
+	m.engines[3].kill()
+	m.end(t, "a voter is killed before its vote", room, rooms, lost, lost, lost, "engine_lost")
+	back(3)
+
+	// Whether the judge has read what the source said before it died is chance: it is one verdict for all.
+	rooms = m.bind(t, next())
+	committed(rooms, 2)
+	m.engines[0].kill()
+	m.engines[2].signal(t, unix.SIGCONT)
+	if st, err := rooms[2].WaitTerminal(short(t)); err != nil || st == client.Success {
+		m.end(t, "a source is killed after RankEnd, the judge has it", room, rooms, "engine_lost", "success", "success", "success")
+	} else {
+		m.end(t, "a source is killed after RankEnd", room, rooms, "engine_lost", lost, lost, lost)
+	}
+	back(0)
+}
+
+// TestSpanningGroupList: the ranks of a decode group at two engines go by rank 0's list, also where one of them
+// cannot hear the verdict any more.
+func TestSpanningGroupList(t *testing.T) {
+	t.Parallel()
+	dir := tempDir(t)
+	m := newMembers(t, func(name string) *engine { return spawn(t, dir, name) })
+	for i := 2; i < 4; i++ { // the ranks of a group agree on whether they have a list
+		m.workers[i].Close()
+	}
+	for i := 2; i < 4; i++ {
+		o := options(m.engines[i].cfg.Worker.Socket, client.Destination, "decode", i-2, 2)
+		o.GroupList = true
+		eventually(t, "the rank is free", func() bool {
+			c, err := client.Dial(short(t), o)
+			if err == nil {
+				m.workers[i] = &worker{Client: c}
+			}
+			return err == nil
+		})
+		w := m.workers[i]
+		t.Cleanup(func() { w.Close(); w.region.Close() })
+		must(t, w.add(short(t), 16))
+	}
+	ended := map[int64]client.Status{} // by the list, on every rank
+	tick := func() {
+		t.Helper()
+		items, err := m.workers[2].PollGroup()
+		must(t, err)
+		for i := 2; i < 4; i++ {
+			changes, err := m.workers[i].ApplyGroup(items)
+			must(t, err)
+			for _, c := range changes {
+				if id := c.Room; c.Status.Terminal() {
+					if st, other := ended[id]; i == 3 && (!other || st != c.Status) {
+						t.Errorf("room %d is %v at rank 0 and %v at rank 1", id, st, c.Status)
+					}
+					ended[id] = c.Status
+				}
+			}
+		}
+	}
+	end := func(room int64, want client.Status) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("the list ends room %d", room), func() bool { tick(); _, ok := ended[room]; return ok })
+		if ended[room] != want {
+			t.Errorf("room %d is %v, want %v\n%s", room, ended[room], want, explain(room))
+		}
+	}
+	rooms := m.bind(t, 1)
+	must(t, rooms[3].Abort(short(t)))
+	end(1, client.Failed)
+	for _, r := range rooms {
+		must(t, r.WaitReusable(short(t)))
+		must(t, r.Release(short(t)))
+	}
+	rooms = m.bind(t, 2)
+	for i := range 2 {
+		m.send(t, 2, i, rooms[i])
+	}
+	if st, err := rooms[2].WaitTerminal(short(t)); err != nil || st != client.Success {
+		t.Fatalf("%v, %v\n%s", st, err, explain(2))
+	}
+	m.engines[3].kill() // before its rank has looked
+	if _, err := rooms[3].WaitTerminal(short(t)); err != nil {
+		t.Fatal(err)
+	}
+	if rooms[3].Residency().Reusable() && rooms[3].Release(short(t)) == nil {
+		t.Error("rank 1 gave up pages that the list has not ended")
+	}
+	end(2, client.Success)
+	for i := 2; i < 4; i++ {
+		check(t, m.workers[i], 20+int64(i-2), m.pages(i))
 	}
 }
