@@ -282,7 +282,7 @@ func (w *world) asksPlugin(e *engine, p *core.PluginEffect) {
 	ep := &w.epochs[at]
 	switch p.Kind {
 	case core.PluginSubmit, core.PluginGrant, core.PluginReplace:
-		if at != e.epoch {
+		if at < e.served {
 			w.violate(Blast, "%s: plugin epoch %d gets something new though a newer one serves", e.name(), ep.number)
 		}
 	}

@@ -95,6 +95,7 @@ type engine struct {
 	wakeAt int64
 	heard  [maxEngines]int64
 	epoch  int32 // index of the newest epoch of its plugin; -1: none, or noticed dead
+	served int32 // index of the newest epoch that its core knew before this step, -1: none
 	number uint32
 	drains bool
 	// What ends now and is quarantined has rested long enough at rests; an event then is on its way for
@@ -333,7 +334,7 @@ func (w *world) startEngine(e *engine) {
 	w.incs++
 	e.inc = w.incs
 	w.restart(e.m, e)
-	e.up, e.inbox, e.wakeAt, e.epoch, e.drains = true, e.inbox[:0], 0, -1, false
+	e.up, e.inbox, e.wakeAt, e.epoch, e.served, e.drains = true, e.inbox[:0], 0, -1, -1, false
 	e.number, e.told, e.steps, e.said = 0, e.told[:0], e.steps[:0], 0
 	clear(e.heard[:])
 	w.byInc[e.inc] = e.id
@@ -453,6 +454,7 @@ func (w *world) step(e *engine, in *core.Event) {
 	e.m.Step(now, e.inbox, &e.out)
 	e.inbox = e.inbox[:0]
 	w.effects(e)
+	e.served = max(e.served, e.epoch)
 	if hears {
 		w.wakeAt(e, e.m.NextHeard())
 	} else {
