@@ -93,7 +93,7 @@ func (w *world) checkpoint() {
 		var owned int64
 		for i := range w.lives {
 			if l := &w.lives[i]; l.inc == e.inc && l.role == statemachine.Destination && l.stage > planned && l.stage < over || l.stage == orphaned {
-				owned += int64(len(l.pages)) * pageBytes
+				owned += int64(len(l.pages)) * w.plan.shape[l.role].bytes()
 			}
 		}
 		if c := e.m.Counts(); c.Pinned > owned {

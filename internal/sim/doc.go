@@ -19,6 +19,12 @@
 // the next up beside it; the older one is ended when the core asks for that, which it may not while anything uses
 // it, but for the bound. Any of them may die.
 //
+// In some schedules the groups of the two roles have one to four ranks and lay out their pages differently: heads are
+// shared out to other numbers of ranks, or all ranks have all (MLA), pages have one or two tokens, tokens and heads lie in
+// either order. A page is then cells, one for each token of each head of each layer, that say what they mean. The plans of
+// core/layout are carried out on them, and what a destination must hold is derived without those. Workers send whole
+// pages, all layers at once, of one pool each.
+//
 // Policies is another simulation, without faults: a request trace through one engine, to compare the orders
 // in which rooms may be served.
 package sim

@@ -120,14 +120,15 @@ func (w *world) tellAll(e, o *engine, tell func(core.Event)) {
 }
 
 func (w *world) poolEvent(e *engine, p *worker) core.Event {
-	return core.Event{Kind: core.PeerPool, Peer: core.PeerID(e.id), Pool: uint64(p.mem) + 1, Pages: w.plan.pages, Layers: layers, PageBytes: pageBytes}
+	s := w.shapeOf(p)
+	return core.Event{Kind: core.PeerPool, Peer: core.PeerID(e.id), Pool: uint64(p.mem) + 1, Pages: w.plan.pages, Layers: s.layers, PageBytes: s.bytes()}
 }
 
 // tellGroup tells an engine of a group, for each of its own that could work with it. A group is there while
 // all its workers are.
 func (w *world) tellGroup(group int32, o *engine, tell func(core.Event)) {
 	g := &w.plan.groups[group]
-	size := g.ranks
+	size := w.plan.shape[g.role].Ranks
 	for i := range w.workers {
 		if p := &w.workers[i]; p.group == group && p.session == 0 {
 			size = 0
@@ -138,7 +139,7 @@ func (w *world) tellGroup(group int32, o *engine, tell func(core.Event)) {
 		if own.engine != o.id || own.role == g.role {
 			continue
 		}
-		ev := core.Event{Kind: core.PeerGroup, Peer: core.PeerID(g.engine), Group: g.name, PeerGroup: own.name, Role: g.role, Size: size, Backends: backends}
+		ev := core.Event{Kind: core.PeerGroup, Peer: core.PeerID(g.engine), Group: g.name, PeerGroup: own.name, Role: g.role, Size: size, Map: w.plan.mapped, Backends: backends}
 		if g.engine == o.id {
 			w.step(o, &ev)
 		} else {

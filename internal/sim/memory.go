@@ -2,16 +2,11 @@ package sim
 
 import "github.com/terminus-kv/terminus/core/statemachine"
 
-// tag is what a page holds: which page of which request.
-type tag uint64
-
-func tagOf(request int32, try int, rank, page int32) tag {
-	return tag(mix(uint64(request)<<40 ^ uint64(try)<<32 ^ uint64(rank)<<16 ^ uint64(page)))
-}
-
 // memory is the pages of one worker process. It outlives the process as long as an engine holds it.
 type memory struct {
 	page  []page
+	cell  []tag   // of all pages
+	cells int32   // of a page
 	free  []int32 // the one freed last is taken first: reuse comes at once
 	wait  []int32 // lives that want pages
 	freed bool    // nobody holds it any more
@@ -19,10 +14,12 @@ type memory struct {
 
 type page struct {
 	owner int32 // life plus one; 0: free
-	tag   tag
 }
 
-func (w *world) newMemory() int32 {
+// of is the cells of a page.
+func (m *memory) of(page int32) []tag { return m.cell[page*m.cells:][:m.cells] }
+
+func (w *world) newMemory(cells int32) int32 {
 	at := int32(len(w.mems))
 	if int(at) < cap(w.mems) {
 		w.mems = w.mems[:at+1]
@@ -36,6 +33,11 @@ func (w *world) newMemory() int32 {
 	}
 	m.page, m.free, m.wait, m.freed = m.page[:n], m.free[:0], m.wait[:0], false
 	clear(m.page)
+	if m.cells = cells; cap(m.cell) < n*int(cells) {
+		m.cell = make([]tag, n*int(cells))
+	}
+	m.cell = m.cell[:n*int(cells)]
+	clear(m.cell)
 	for i := n - 1; i >= 0; i-- {
 		m.free = append(m.free, int32(i))
 	}
@@ -105,10 +107,11 @@ func (w *world) land(o *op) {
 	case o.state != opRuns:
 		w.total.late++
 	}
-	from, to := &w.mems[o.srcMem].page[o.from[k]], &w.mems[o.dstMem].page[o.to[k]]
-	t := from.tag
+	src, dst := &w.mems[o.srcMem], &w.mems[o.dstMem]
+	from, to := &src.page[o.from[k]], &dst.page[o.to[k]]
+	cells := src.of(o.from[k])
 	if o.read != nil {
-		t = o.read[k]
+		cells = o.read[k*src.cells:][:src.cells]
 	} else if from.owner == 0 || w.lives[from.owner-1].own != o.s {
 		w.violate(Memory, "an op of %s reads page %d, which it does not own any more", w.openerText(o.s), o.from[k])
 	}
@@ -117,5 +120,5 @@ func (w *world) land(o *op) {
 	} else if l := &w.lives[to.owner-1]; l.own != o.d {
 		w.violate(Memory, "a write for %s lands on page %d, which is %s's", w.openerText(o.d), o.to[k], w.openerText(l.own))
 	}
-	to.tag = t
+	w.copyPage(o.plan, cells, dst.of(o.to[k]))
 }

@@ -41,6 +41,12 @@ var mutants = []mutant{
 			New: "		if p := &t.pairs[i]; !p.Sibling && (ON || p.Other.IsZero()) {\n"}},
 	},
 	{
+		name: "one-phase", rule: "of pages that differ in size each is filled from all its parts", breaks: []Promise{Memory},
+		changes: []mutate.Change{{File: "core/ops.go",
+			Old: "e.SrcRank, e.DstRank, e.Map, e.Phase = kk.rank, ln.to, lm, ln.phase\n",
+			New: "e.SrcRank, e.DstRank, e.Map, e.Phase = kk.rank, ln.to, lm, ln.phase\n	if ON {\n		e.Phase = 0\n	}\n"}},
+	},
+	{
 		name: "dead-op-ends", rule: "an op that its plugin took along has no end any more", breaks: []Promise{Stale},
 		changes: []mutate.Change{{File: "core/ops.go",
 			Old: "	o := m.opOf(e.Op)\n	if o == nil32 || m.ops.at(o).state != opOpen {\n		m.stats.Dropped++\n		return\n	}\n	oo := m.ops.at(o)\n	idx := oo.room\n	r, k := m.rooms.at(idx), m.ranks.at(oo.rank)\n	m.leaveWindow(oo)",

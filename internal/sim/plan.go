@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/terminus-kv/terminus/core"
+	"github.com/terminus-kv/terminus/core/layout"
 	"github.com/terminus-kv/terminus/core/statemachine"
 )
 
@@ -76,12 +77,11 @@ func (f *plannedFault) String() string {
 
 func engineName(i int32) string { return string(rune('A' + i)) }
 
-// groupSpec is the ranks of one model instance with one role, all at one engine.
+// groupSpec is the workers of one model instance with one role, all at one engine.
 type groupSpec struct {
 	engine int32
 	role   statemachine.Role
 	name   string
-	ranks  int32
 }
 
 // request is one request of the router: a room between two groups.
@@ -90,8 +90,10 @@ type request struct {
 	src, dst int32 // groups
 	at       int64
 	delay    [3]int64 // of the open, by role; negative: that side never opens
-	pages    int32    // of each rank
-	prefix   int32    // that the destination holds already
+	pages    int32    // of each rank of the destination
+	prefix   int32    // that it holds already
+	sent     int32    // of each rank of the source
+	tokens   int32    // of the sequence
 	chunks   int32
 	early    bool              // the source sends before it is bound
 	abort    statemachine.Role // who aborts; 0: nobody
@@ -105,8 +107,9 @@ type request struct {
 type plan struct {
 	seed     uint64
 	engines  int32
-	ranks    int32 // of every group
-	checked  bool  // the plugins check the receiver
+	shape    [3]shape   // of groups, by role
+	mapped   layout.Map // of source's pages to destination's
+	checked  bool       // the plugins check the receiver
 	pages    int32
 	tight    bool            // the engines' limits are small
 	budget   core.Quarantine // zero: an operator kills what pages rest with
@@ -143,7 +146,7 @@ func draw(seed uint64) *plan {
 func (p *plan) draw(seed uint64) {
 	d := roll(seed, 1)
 	*p = plan{
-		seed: seed, engines: 2, ranks: 1, checked: !d.one(3), pages: int32(8 + d.n(40)), window: time.Duration(d.spread(20*time.Millisecond, longest)),
+		seed: seed, engines: 2, checked: !d.one(3), pages: int32(8 + d.n(40)), window: time.Duration(d.spread(20*time.Millisecond, longest)),
 		groups: p.groups[:0], requests: p.requests[:0], faults: p.faults[:0],
 	}
 	switch {
@@ -152,8 +155,12 @@ func (p *plan) draw(seed uint64) {
 	case d.one(4):
 		p.engines = 3
 	}
+	ranks := int32(1)
 	if d.one(6) {
-		p.ranks = 2
+		ranks = 2
+	}
+	if p.shape[statemachine.Source], p.shape[statemachine.Destination] = plain(ranks), plain(ranks); ranks > 1 && !d.one(4) {
+		p.unequal(roll(seed, 14))
 	}
 	p.tight = d.one(8)
 	if !d.one(4) { // that it has an age makes every page come back
@@ -168,10 +175,10 @@ func (p *plan) draw(seed uint64) {
 		if e == 1 || e > 1 && d.one(2) {
 			role = statemachine.Destination
 		}
-		p.groups = append(p.groups, groupSpec{e, role, groupNames[e][role], p.ranks})
+		p.groups = append(p.groups, groupSpec{e, role, groupNames[e][role]})
 		if both {
 			role = statemachine.Source + statemachine.Destination - role
-			p.groups = append(p.groups, groupSpec{e, role, groupNames[e][role], p.ranks})
+			p.groups = append(p.groups, groupSpec{e, role, groupNames[e][role]})
 		}
 	}
 	for i := range 8 + d.n(9) {
@@ -194,6 +201,7 @@ func (p *plan) request(d dice, room int64) request {
 	if d.one(6) {
 		r.prefix = int32(d.n(int(r.pages) + 1))
 	}
+	r.lengths(p, &d)
 	if d.one(6) {
 		r.abort, r.abortIn = statemachine.Role(1+d.n(2)), d.spread(time.Microsecond, 2*time.Second)
 	}
@@ -248,7 +256,7 @@ func (p *plan) swarm(d dice) {
 func (p *plan) calm() bool {
 	// Where limits are small a room may wait for long behind one that waits; so it may where two ranks give
 	// their pages to rooms in different orders.
-	if p.tight || p.ranks > 1 {
+	if p.tight || max(p.shape[statemachine.Source].Ranks, p.shape[statemachine.Destination].Ranks) > 1 {
 		return false
 	}
 	for i := range p.requests { // or for the pages of one that waits for its other side
@@ -267,7 +275,15 @@ func (p *plan) calm() bool {
 // String is the plan in lines: what there is, the faults and the requests by their numbers.
 func (p *plan) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d: %d engines, %d ranks a group, pools of %d pages, receivers checked: %v\n", p.seed, p.engines, p.ranks, p.pages, p.checked)
+	fmt.Fprintf(&b, "seed %d: %d engines, pools of %d pages, receivers checked: %v\n", p.seed, p.engines, p.pages, p.checked)
+	for role := statemachine.Source; role <= statemachine.Destination; role++ {
+		s := &p.shape[role]
+		fmt.Fprintf(&b, "%s groups: %d ranks", role, s.Ranks)
+		if !p.mapped.IsZero() {
+			fmt.Fprintf(&b, ", %s of %d heads, pages of %d tokens, %s", s.Kind, s.KVHeads, s.PageTokens, s.Order)
+		}
+		b.WriteByte('\n')
+	}
 	if p.budget.Age > 0 {
 		fmt.Fprintf(&b, "a plugin is replaced when pages rest with it for %v, or %d %% of a pool's\n", p.budget.Age.Round(time.Millisecond), p.budget.Share/100)
 	}
@@ -284,8 +300,8 @@ func (p *plan) String() string {
 		if r.out {
 			continue
 		}
-		fmt.Fprintf(&b, "request %d: at %v from %s to %s, %d pages, %d there already, %d chunks", i, time.Duration(r.at).Round(time.Millisecond),
-			p.groups[r.src].name, p.groups[r.dst].name, r.pages, r.prefix, r.chunks)
+		fmt.Fprintf(&b, "request %d: at %v from %s to %s, %d pages, %d there already, %d sent in %d chunks", i, time.Duration(r.at).Round(time.Millisecond),
+			p.groups[r.src].name, p.groups[r.dst].name, r.pages, r.prefix, r.sent, r.chunks)
 		if r.abort != 0 {
 			fmt.Fprintf(&b, ", aborted by the %s after %v", r.abort, time.Duration(r.abortIn).Round(time.Microsecond))
 		}

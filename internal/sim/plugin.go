@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/terminus-kv/terminus/core"
+	"github.com/terminus-kv/terminus/core/layout"
 	"github.com/terminus-kv/terminus/core/statemachine"
 )
 
@@ -55,7 +56,8 @@ type op struct {
 	landed   int32
 	step     int64 // between two pages
 	dice     dice
-	read     []tag // of the pages that were read before the process died
+	plan     []layout.Slice // what is copied from a page to a page; nil: all
+	read     []tag          // cells of the pages that were read before the process died
 }
 
 func (o *op) mayLand(w *world) bool {
@@ -91,9 +93,10 @@ func (w *world) epochEnds(at int32) {
 			o.state = opDead
 			w.held[o.s], w.held[o.d] = true, true
 			if o.dice.one(2) { // it had read what is in the network
-				o.read = make([]tag, 0, len(o.from))
+				m := &w.mems[o.srcMem]
+				o.read = make([]tag, 0, len(o.from)*int(m.cells))
 				for _, page := range o.from {
-					o.read = append(o.read, w.mems[o.srcMem].page[page].tag)
+					o.read = append(o.read, m.of(page)...)
 				}
 			} else {
 				o.cut = true // it had sent nothing more
@@ -376,6 +379,7 @@ func (w *world) submit(e *engine, at int32, p *core.PluginEffect) {
 	o := op{
 		id: p.Op, s: p.S, d: p.D, epoch: at, peer: int32(p.Peer), peerEp: w.epochOf(int32(p.Peer), p.D.Inc, p.PeerEpoch), bytes: p.Bytes,
 		srcMem: int32(p.SrcPool) - 1, dstMem: int32(p.DstPool) - 1, dice: roll(w.plan.seed, 7, p.S.Seq, p.D.Seq, uint64(len(w.ops))), fate: core.EndDone,
+		plan: w.planOf(p),
 	}
 	if n := len(w.ops); n < cap(w.ops) { // its memory is used again
 		old := &w.ops[:n+1][n]

@@ -121,6 +121,7 @@ type totals struct {
 	doubled   int // frames that arrived twice
 	late      int // pages that landed after their op had ended
 	retired   int // plugin epochs beside which a newer one came up
+	mapped    int // pages of which parts became parts of a page that is laid out differently
 	replaced  int // plugin epochs that a core wanted replaced
 	cut       int // plugin epochs that a core wanted ended though something used them: the bound had passed
 	refused   int // pages that would have, of writers that were cut off or on memory that was sealed
@@ -146,7 +147,7 @@ func (t *totals) into(r *Result) {
 	r.Virtual += float64(t.virtual) / 1e9
 	r.Rooms += t.rooms
 	for what, n := range map[string]int{
-		"frames-lost": t.lost, "frames-overtaken": t.overtaken, "frames-doubled": t.doubled, "pages-late": t.late, "pages-refused": t.refused,
+		"frames-lost": t.lost, "frames-overtaken": t.overtaken, "frames-doubled": t.doubled, "pages-late": t.late, "pages-mapped": t.mapped, "pages-refused": t.refused,
 		"epochs-retired": t.retired, "epochs-replaced": t.replaced, "epochs-cut": t.cut,
 	} {
 		r.Happened[what] += n

@@ -209,9 +209,10 @@ func (w *world) act(at int32) {
 		l.stage = paged
 		m := &w.mems[l.mem]
 		for k, page := range l.pages {
-			m.page[page].tag = 0
 			if int32(k) < r.prefix { // held already
-				m.page[page].tag = w.want(l, int32(k))
+				w.want(m.of(page)[:0], l, int32(k))
+			} else {
+				clear(m.of(page))
 			}
 		}
 		w.ask(at, &core.Event{Kind: core.Register, Parts: w.partOf(r.prefix, l.pages)})
@@ -219,13 +220,13 @@ func (w *world) act(at int32) {
 		if !r.early && !(l.worded && (l.status == statemachine.WaitingForInput || l.status == statemachine.Transferring)) {
 			return
 		}
-		n := r.pages - r.prefix
+		n := r.sent
 		if len(l.pages) == 0 && n > 0 {
 			if !w.take(at, int(n)) {
 				return
 			}
 			for k, page := range l.pages {
-				w.mems[l.mem].page[page].tag = w.want(l, r.prefix+int32(k))
+				w.want(w.mems[l.mem].of(page)[:0], l, int32(k))
 			}
 		}
 		l.chunk++
@@ -250,10 +251,6 @@ func (w *world) partOf(prefix int32, ids []int32) []core.Part {
 	w.parts = append(w.parts, core.Part{Prefix: prefix, Runs: w.runs[from:len(w.runs):len(w.runs)]})
 	n := len(w.parts)
 	return w.parts[n-1 : n : n]
-}
-
-func (w *world) want(l *life, page int32) tag {
-	return tagOf(l.req, l.try, w.workers[l.worker].rank, page)
 }
 
 func (w *world) abortLife(at int32) {
@@ -323,7 +320,7 @@ func (w *world) retire(e *engine) {
 func (w *world) content(at int32) {
 	l := &w.lives[at]
 	for k, p := range l.pages {
-		if got := w.mems[l.mem].page[p].tag; got != w.want(l, int32(k)) {
+		if w.cells = w.want(w.cells[:0], l, int32(k)); !slices.Equal(w.cells, w.mems[l.mem].of(p)) {
 			w.violate(Memory, "%s is Success, but page %d of %d does not hold what its source sent", w.openerText(l.own), k, len(l.pages))
 			return
 		}
@@ -351,10 +348,13 @@ func (w *world) settle(at int32, s stage) {
 	}
 }
 
+// shapeOf is how a worker lays out its pages.
+func (w *world) shapeOf(p *worker) *shape { return &w.plan.shape[w.plan.groups[p.group].role] }
+
 func (w *world) startWorker(p *worker) {
 	p.gen++
 	p.up, p.session, p.slot = true, 0, [slots]int32{}
-	p.mem = w.newMemory()
+	p.mem = w.newMemory(w.shapeOf(p).cells)
 }
 
 // joinEngine connects a worker to its engine, if that is there.
@@ -365,9 +365,9 @@ func (w *world) joinEngine(p *worker) {
 	}
 	w.minted++
 	p.session, p.slot = w.minted, [slots]int32{}
-	g := &w.plan.groups[p.group]
-	w.hand(e, &core.Event{Kind: core.SessionUp, Session: p.session, Group: g.name, Role: g.role, Rank: p.rank, Size: g.ranks, Slots: slots})
-	w.step(e, &core.Event{Kind: core.PoolUp, Session: p.session, Pool: uint64(p.mem) + 1, Pages: w.plan.pages, Layers: layers, PageBytes: pageBytes})
+	g, s := &w.plan.groups[p.group], w.shapeOf(p)
+	w.hand(e, &core.Event{Kind: core.SessionUp, Session: p.session, Group: g.name, Role: g.role, Rank: p.rank, Size: s.Ranks, Slots: slots})
+	w.step(e, &core.Event{Kind: core.PoolUp, Session: p.session, Pool: uint64(p.mem) + 1, Pages: w.plan.pages, Layers: s.layers, PageBytes: s.bytes()})
 	ev := w.poolEvent(e, p)
 	w.announce(e, func(o *engine, tell func(core.Event)) {
 		tell(ev)

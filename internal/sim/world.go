@@ -14,13 +14,11 @@ import (
 type opener = statemachine.Opener
 
 const (
-	backend   = "sim"
-	pageBytes = 4096
-	layers    = 1
-	slots     = 64
-	beat      = int64(500 * time.Millisecond)
-	silence   = int64(5 * time.Second) // a stream on which nothing arrives for so long is closed
-	beats     = int64(3 * time.Second) // a plugin that is silent for so long is killed
+	backend = "sim"
+	slots   = 64
+	beat    = int64(500 * time.Millisecond)
+	silence = int64(5 * time.Second) // a stream on which nothing arrives for so long is closed
+	beats   = int64(3 * time.Second) // a plugin that is silent for so long is killed
 )
 
 // Violation is a promise that was broken.
@@ -61,6 +59,8 @@ type world struct {
 	parts   []core.Part
 	byInc   map[uint64]int32   // engine of an incarnation
 	byOwn   map[opener][]int32 // lives of an opener, one a rank
+	plans   map[copies][]layout.Slice
+	cells   []tag              // for content
 	verdict map[opener]outcome // by what the cores recorded
 	sealed  map[opener]bool    // destinations that nothing can be written to any more
 	held    map[opener]bool    // rooms that a plugin held when it died
@@ -137,6 +137,7 @@ func (w *world) reset(p *plan, story io.Writer) {
 	if w.byInc == nil {
 		w.byInc, w.byOwn, w.verdict = map[uint64]int32{}, map[opener][]int32{}, map[opener]outcome{}
 		w.sealed, w.held = map[opener]bool{}, map[opener]bool{}
+		w.plans = map[copies][]layout.Slice{}
 	}
 	clear(w.byInc)
 	clear(w.byOwn)
@@ -167,7 +168,7 @@ func (w *world) reset(p *plan, story io.Writer) {
 		}
 	}
 	for g := range p.groups {
-		for rank := range p.groups[g].ranks {
+		for rank := range p.shape[p.groups[g].role].Ranks {
 			w.workers = append(w.workers, worker{id: int32(len(w.workers)), group: int32(g), rank: rank, engine: p.groups[g].engine, mem: -1})
 		}
 	}
@@ -352,7 +353,7 @@ func (w *world) startEngine(e *engine) {
 func (w *world) restart(m *core.Machine, e *engine) {
 	limits := core.DefaultLimits()
 	if d := roll(w.plan.seed, 6, uint64(e.id)); w.plan.tight {
-		limits.Rooms, limits.PeerOps, limits.RoomPages = int32(2+d.n(4)), int32(1+d.n(3)), int64(8+d.n(16))
+		limits.Rooms, limits.PeerOps, limits.RoomPages = int32(2+d.n(4)), int32(1+d.n(3)), int64(8+d.n(16))*int64(w.plan.shape[statemachine.Destination].Ranks)
 	}
 	if err := m.Reset(core.Config{Incarnation: e.inc, Clocks: w.clocks(), Limits: limits, Quarantine: w.plan.budget}); err != nil {
 		panic(err) // the configuration is this package's own
