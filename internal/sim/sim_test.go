@@ -107,3 +107,23 @@ func TestSplit(t *testing.T) {
 		}
 	}
 }
+
+// TestUpgradeWhileStopped: an engine that was stopped reads rooms and the news of a newer plugin epoch at once. It may
+// place on the older one what it reads first.
+func TestUpgradeWhileStopped(t *testing.T) {
+	for seed := range uint64(300) {
+		var w world
+		p := draw(seed)
+		p.faults = []plannedFault{
+			{kind: stopEngine, at: int64(10 * time.Millisecond), last: int64(8 * time.Millisecond), a: 1},
+			{kind: upgradePlugin, at: int64(15 * time.Millisecond), a: 1},
+		}
+		for i := range p.requests {
+			p.requests[i].at = int64(9*time.Millisecond) + int64(i)*int64(500*time.Microsecond)
+		}
+		w.reset(p, nil)
+		if v := w.run(); v != nil {
+			t.Fatal(v)
+		}
+	}
+}
