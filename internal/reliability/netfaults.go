@@ -62,6 +62,9 @@ rooms succeed, all pages come back, readiness is green and no connection is left
 		}) {
 			verdicts = append(verdicts, fmt.Sprintf("%s %d", v, f.Verdicts[v]))
 		}
+		if f.Unknown > 0 {
+			verdicts = append(verdicts, fmt.Sprintf("at the source outcome_unknown %d", f.Unknown))
+		}
 		fmt.Fprintf(b, "| %s | %d | %d, %d | %s | %.1f s, %.1f s | %.1f s | %d |\n", f.Does, f.Runs, f.Rooms-f.Refused, f.Touched, strings.Join(verdicts, ", "),
 			f.P99/1000, f.Max/1000, f.Recover/1000, f.Wrong)
 		bytes += f.Bytes

@@ -60,3 +60,18 @@ func wantTest(t *testing.T, dir, name string) {
 	}
 	t.Errorf("%s has no %s", dir, name)
 }
+
+// TestRenderTellsUnknownOutcomes: sources that lost their judge were counted and not printed.
+func TestRenderTellsUnknownOutcomes(t *testing.T) {
+	r := NetFaults{Faults: []NetFault{
+		{Does: "one", Verdicts: map[string]int{"success": 5}, Unknown: 2},
+		{Does: "none", Verdicts: map[string]int{"success": 5}},
+	}}
+	var b strings.Builder
+	r.render(&b)
+	for _, want := range []string{"| one | 0 | 0, 0 | success 5, at the source outcome_unknown 2 |", "| none | 0 | 0, 0 | success 5 |"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in\n%s", want, &b)
+		}
+	}
+}
