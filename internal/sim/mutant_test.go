@@ -13,7 +13,7 @@ import (
 	"github.com/terminus-kv/terminus/internal/mutate"
 )
 
-// mutant is the shipped core with one rule off. Each promise has one at least, which its checker must find.
+// mutant is the shipped core, or what it is told by its host, with one rule off. Each promise has one at least, which its checker must find.
 type mutant struct {
 	name    string
 	rule    string // in words, as removed
@@ -63,6 +63,14 @@ var mutants = []mutant{
 		changes: []mutate.Change{{File: "core/worker.go",
 			Old: "		if p.Prefix < 0 || int64(p.Prefix) > pages {",
 			New: "		if p.Prefix < 0 || int64(p.Prefix) > pages || ON && p.Prefix > 0 && int64(p.Prefix) == pages {"}},
+	},
+	{
+		name: "outage-is-death", rule: "who cannot be found in the store is not dead", breaks: []Promise{Store},
+		changes: []mutate.Change{
+			{File: "internal/sim/fault.go", Old: "	\"github.com/terminus-kv/terminus/core\"\n", New: "	\"github.com/terminus-kv/terminus/core\"\n	\"github.com/terminus-kv/terminus/core/statemachine\"\n"},
+			{File: "internal/sim/fault.go", Old: "		w.blind++\n",
+				New: "		w.blind++\n		for _, o := range w.engines {\n			if ON && e.up && o != e {\n				w.step(e, &core.Event{Kind: core.PeerGone, Peer: core.PeerID(o.id), Inc: o.inc})\n			}\n		}\n"},
+		},
 	},
 	{
 		name: "plugin-takes-all", rule: "the death of a plugin ends only what it held", breaks: []Promise{Blast},
