@@ -332,7 +332,15 @@ func (m *Machine) setClocks(idx int32, r *room) {
 		}
 	case statemachine.Committed, statemachine.Voted:
 		m.disarm(r, slotTransfer)
-		m.keep(idx, r, slotPhase, clkVerdict)
+		c := clkVerdict
+		if r.sm.State == statemachine.Committed && r.local < r.size {
+			// The judge waits for the other engines of this group as long as its input or transfer clock lets it.
+			c = clkTransferSrc + class(r.clockLog2)
+			if m.clocks.length[clkInputSrc] > m.clocks.length[c] {
+				c = clkInputSrc
+			}
+		}
+		m.keep(idx, r, slotPhase, c)
 	case statemachine.Ended:
 		m.disarm(r, slotTransfer)
 		m.disarm(r, slotDeadline)

@@ -543,6 +543,7 @@ func (m *Machine) toDestination(from PeerID, f *Frame, e *statemachine.Event) {
 			if len(f.Aux) > 0 {
 				m.setAux(r, auxRecord{data: f.Aux, crc: f.CRC})
 			}
+			m.setOutstanding(r, p, false) // the others of its group may be slower
 			if m.lastRankEnd(r, p) {
 				r.moved = r.total
 			}
