@@ -55,6 +55,9 @@ func newSimRun(a *app) *cobra.Command {
 			if cfg.Workers < 0 {
 				return &usageError{fmt.Errorf("--parallel %d: want at least 1, or 0 for one a processor", cfg.Workers), cmd}
 			}
+			if cfg.Violations < 1 {
+				return &usageError{fmt.Errorf("--violations %d: want at least 1", cfg.Violations), cmd}
+			}
 			if a.colour { // somebody is watching
 				last := time.Now()
 				cfg.Progress = func(done int) {
@@ -134,6 +137,10 @@ without the faults and requests that do not matter for it (--shrink=false: whole
 			if err != nil {
 				return &usageError{fmt.Errorf("SEED %q: want a number as engine sim run prints it", args[0]), cmd}
 			}
+			faults, requests := sim.Planned(seed)
+			if err := errors.Join(planned(seed, "fault", less.Faults, faults), planned(seed, "request", less.Requests, requests)); err != nil {
+				return &usageError{err, cmd}
+			}
 			if shrink && len(less.Faults)+len(less.Requests) == 0 {
 				less, _ = sim.Shrink(seed)
 			}
@@ -142,6 +149,7 @@ without the faults and requests that do not matter for it (--shrink=false: whole
 				fmt.Fprintf(a.stderr, "left out:%s%s\n", numbers(" --without-faults ", less.Faults), numbers(" --without-requests ", less.Requests))
 			}
 			if v == nil {
+				fmt.Fprintln(a.stdout, "This schedule breaks no promise.")
 				return nil
 			}
 			return errors.New(v.String())
@@ -152,6 +160,20 @@ without the faults and requests that do not matter for it (--shrink=false: whole
 	f.IntSliceVar(&less.Faults, "without-faults", nil, "leave these faults out, by number")
 	f.IntSliceVar(&less.Requests, "without-requests", nil, "leave these requests out, by number")
 	return c
+}
+
+// planned refuses numbers that the schedule does not have; what is fault or request.
+func planned(seed uint64, what string, list []int, have int) error {
+	for _, n := range list {
+		switch {
+		case n >= 0 && n < have:
+		case have == 0:
+			return fmt.Errorf("--without-%ss %d: the schedule of seed %d has no %s", what, n, seed, what)
+		default:
+			return fmt.Errorf("--without-%ss %d: the schedule of seed %d has %ss 0 to %d", what, n, seed, what, have-1)
+		}
+	}
+	return nil
 }
 
 func numbers(flag string, list []int) string {

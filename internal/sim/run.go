@@ -176,6 +176,12 @@ func Repro(seed uint64, less Less, out io.Writer) *Violation {
 	return w.run()
 }
 
+// Planned returns how many faults and requests the schedule of seed has; they are numbered from 0.
+func Planned(seed uint64) (faults, requests int) {
+	p := draw(seed)
+	return len(p.faults), len(p.requests)
+}
+
 // Less leaves out faults and requests of a plan, by their numbers.
 type Less struct {
 	Faults, Requests []int
