@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -73,5 +74,39 @@ func TestRenderTellsUnknownOutcomes(t *testing.T) {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in\n%s", want, &b)
 		}
+	}
+}
+
+// TestHazardsHaveTests: each hazard in docs/supervision.md names its tests, and they are there: in the package that
+// stands before the name, else in internal/pluginhost.
+func TestHazardsHaveTests(t *testing.T) {
+	text, err := os.ReadFile("../../docs/supervision.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile("`(?:([a-z0-9/]+) )?((?:Test|Fuzz)[A-Za-z0-9]+)(?:/[^`]*)?`")
+	hazards, inTable := 0, false
+	for i, line := range strings.Split(string(text), "\n") {
+		tests := named.FindAllStringSubmatch(line, -1)
+		switch {
+		case !strings.HasPrefix(line, "|"):
+			inTable = false
+		case strings.HasSuffix(line, "| test |"):
+			inTable = true
+		case inTable && !strings.HasPrefix(line, "|---"):
+			if hazards++; len(tests) == 0 {
+				t.Errorf("docs/supervision.md:%d is a hazard without a test: %s", i+1, line)
+			}
+		}
+		for _, m := range tests {
+			dir := m[1]
+			if dir == "" {
+				dir = "internal/pluginhost"
+			}
+			wantTest(t, dir, m[2])
+		}
+	}
+	if hazards == 0 {
+		t.Error("docs/supervision.md has no table of hazards")
 	}
 }
