@@ -302,7 +302,11 @@ class Client:
         The pages of a destination room are the room's until a list has ended it, whatever the own engine says:
         before, `Room.reusable` is False and release raises NotReusable. After Success they are the request's; when
         it needs them no more, and at once after Failed, wait_reusable and release as ever. An own engine that has
-        not ended the room by then does so by the same verdict, or by its clocks."""
+        not ended the room by then does so by the same verdict, or by its clocks.
+
+        What the list has ended stays so: later items of that room and attempt are left out of what is returned, as
+        is an item that says nothing new, so the same list may be applied twice. Open the room again under a new
+        attempt. BadField names the item and field that is wrong, and then nothing of the list was applied."""
         return self._listing().apply(items)
 
     def end_group(self) -> List[GroupChange]:

@@ -1,9 +1,10 @@
 """The list by which all ranks of a group act (Client.poll_group, Client.apply_group)."""
 from __future__ import annotations
 
+import operator
 import threading
 import time
-from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import frames
 from .connection import Pending
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from .room import Room
 
 _REASON_TIMEOUT = 2.0  # seconds for rank 0's engine to say why a room failed
-_EARLY = 1 << 16  # rooms that the list ended before this rank opened them; the oldest are forgotten
+_SAID = 1 << 16  # rooms whose last item is remembered when they are not open here; the oldest are forgotten
+_LARGEST = (1 << 63) - 1  # room and attempt
 _OUTCOME_UNKNOWN = "outcome_unknown"
 
 
@@ -40,6 +42,32 @@ class GroupChange(NamedTuple):
     opened: "Optional[Room]"
 
 
+class _Said(NamedTuple):
+    """The last item of an attempt."""
+
+    status: int
+    left: bool  # its room was open here and is gone: an open of the same attempt is another one
+
+
+def _check(at: int, raw: object) -> GroupItem:
+    """One item of a list, as another rank may have sent it. BadField names item and field."""
+    try:
+        item = GroupItem(*raw)  # type: ignore[misc]
+    except TypeError as e:
+        raise BadField(f"{raw!r} is not (room, attempt, status, reason)", field=f"list[{at}]") from e
+    for name, most in (("room", _LARGEST), ("attempt", _LARGEST), ("status", KVPoll.Success)):
+        value, field = getattr(item, name), f"list[{at}].{name}"
+        try:
+            ok = 0 <= operator.index(value) <= most
+        except TypeError:
+            ok = False
+        if not ok:
+            raise BadField(f"{value!r} is not an integer of 0 to {most}", field=field)
+    if not isinstance(item.reason, str):
+        raise BadField(f"{item.reason!r} is not a string", field=f"list[{at}].reason")
+    return GroupItem(operator.index(item.room), operator.index(item.attempt), operator.index(item.status), item.reason)
+
+
 class GroupList:
     """What a rank knows of the list. It outlives the session: redial hands it on."""
 
@@ -49,9 +77,9 @@ class GroupList:
         self._keeps = keeps  # destinations: pages are kept until the list has ended their room
         self._lock = threading.RLock()
         self._rooms: "Dict[Tuple[int, int], Room]" = {}  # asked for, and not released
-        # Keys that the list ended and that were not open here. Two generations, so that the oldest go first.
-        self._early: Set[Tuple[int, int]] = set()
-        self._earlier: Set[Tuple[int, int]] = set()
+        # The last item by key, also of rooms that are not open here. Two generations, so that the oldest go first.
+        self._said: Dict[Tuple[int, int], _Said] = {}
+        self._said_before: Dict[Tuple[int, int], _Said] = {}
         # Rank 0.
         self._cursor = 0
         self._fresh: "List[Room]" = []  # to be looked at whatever the page says
@@ -68,7 +96,13 @@ class GroupList:
             if before is not None and not before._leaving:
                 return  # the same attempt twice: the engine refuses this one
             self._rooms[key] = room
-            room._kept = self._keeps and key not in self._early and key not in self._earlier
+            said = self._last(key)
+            if said is not None and (said.left or before is not None):
+                self._said.pop(key, None)
+                self._said_before.pop(key, None)
+            elif said is not None:
+                room._applied = said.status
+            room._kept = self._keeps and not KVPoll.terminal(room._applied)
 
     def opened(self, room: "Room") -> None:
         """The open was answered with a slot, or has ended without one; rank 0 lists the latter, too, because the
@@ -90,15 +124,15 @@ class GroupList:
     def released(self, room: "Room") -> None:
         """The room has left its slot."""
         with self._lock:
-            if self._forget(room) and self._lists and not KVPoll.terminal(room._listed):
+            if self._leave(room) and self._lists and not KVPoll.terminal(room._listed):
                 self._fresh.append(room)  # released sooner than it was listed, as a source may
 
     def follow(self, client: "Client") -> None:
         """The session that comes after a loss."""
         with self._lock:
             for room in list(self._rooms.values()):
-                if room._applied:
-                    self._forget(room)  # nobody releases it
+                if KVPoll.terminal(room._applied):
+                    self._leave(room)  # nobody releases it
                 elif self._lists and not self._saw_loss:  # nobody polled since the loss
                     self._fresh.append(room)
             self._client, self._saw_loss, self._cursor = client, False, client._page.counter
@@ -109,6 +143,21 @@ class GroupList:
             return False
         del self._rooms[key]
         return True
+
+    def _leave(self, room: "Room") -> bool:
+        """_forget of a room that was open."""
+        if not self._forget(room):
+            return False
+        self._say((room.id, room.attempt), room._applied, left=True)
+        return True
+
+    def _last(self, key: Tuple[int, int]) -> Optional[_Said]:
+        return self._said.get(key) or self._said_before.get(key)
+
+    def _say(self, key: Tuple[int, int], status: int, left: bool = False) -> None:
+        if len(self._said) >= _SAID // 2:
+            self._said, self._said_before = {}, self._said
+        self._said[key] = _Said(status, left)
 
     # Rank 0.
 
@@ -184,41 +233,45 @@ class GroupList:
 
     def apply(self, items: "Sequence[Sequence[object]]") -> List[GroupChange]:
         """Client.apply_group."""
+        try:
+            checked = [_check(at, raw) for at, raw in enumerate(items)]  # all, before the first is applied
+        except TypeError as e:
+            raise BadField(f"{items!r} is no sequence", field="list") from e
         out = []
         with self._lock:
-            for raw in items:
-                try:
-                    item = GroupItem(*raw)  # type: ignore[arg-type]
-                    status = frames.index(item.status, "status")
-                except TypeError as e:
-                    raise BadField(f"an item of the list is (room, attempt, status, reason), not {raw!r}",
-                                   field="list") from e
+            for item in checked:
                 key = (item.room, item.attempt)
                 room = self._rooms.get(key)
+                said = self._last(key)
+                last = room._applied if room is not None else said.status if said is not None else KVPoll.Bootstrapping
+                if KVPoll.terminal(last) or not KVPoll.terminal(item.status) and item.status <= last:
+                    continue  # a list that was applied before
                 there = room is not None and room._slot >= 0 and room._verdict is None
-                out.append(GroupChange(item.room, item.attempt, status, item.reason, room if there else None))
-                if not KVPoll.terminal(status):
-                    continue
+                out.append(GroupChange(*item, room if there else None))
+                self._say(key, item.status, left=said is not None and said.left)
                 if room is None:
-                    if len(self._early) >= _EARLY // 2:
-                        self._early, self._earlier = set(), self._early
-                    self._early.add(key)
                     continue
-                room._kept, room._applied = False, True
+                room._applied = item.status
+                if not KVPoll.terminal(item.status):
+                    continue
+                room._kept = False
                 if room._client.lost is not None:
-                    self._forget(room)  # nobody releases it
+                    self._leave(room)  # nobody releases it
         if out:
             self._client._nudge()  # who waits for pages
         return out
 
     def end(self) -> List[GroupChange]:
         """Client.end_group."""
+        if self._lists:
+            raise BadState("end_group is for the ranks that rank 0 has left; this is rank 0")
         out = []
         with self._lock:
             for key in sorted(self._rooms):
                 room = self._rooms[key]
                 if room._kept:
-                    room._kept, room._applied = False, True
+                    room._kept, room._applied = False, KVPoll.Failed
+                    self._say(key, KVPoll.Failed)
                     out.append(GroupChange(*key, KVPoll.Failed, _OUTCOME_UNKNOWN, room if room._slot >= 0 else None))
         if out:
             self._client._nudge()

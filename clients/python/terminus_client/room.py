@@ -95,7 +95,7 @@ class Room:
         self._verdict: Optional[Failure] = None  # of an open that got no slot: refused, or ended before it came
         # For the group's list, under its lock.
         self._kept = False  # pages are kept until the list has ended the room
-        self._applied = False  # it has
+        self._applied = KVPoll.Bootstrapping  # what this rank was told last
         self._listed = KVPoll.Bootstrapping  # what it said last
         self._leaving = False  # a release was asked for
 

@@ -137,15 +137,72 @@ class Refused(GroupCase):
         change, = second.apply_group([(1, 0, KVPoll.Failed, "aborted")])
         self.assertIsNone(change.opened)
 
+    def test_list_applied_twice_changes_nothing(self):
+        (first, second), _ = self.ranks("destination")
+        room = second.open(1, "p")
+        for items in ([(1, 0, KVPoll.WaitingForInput, ""), (2, 0, KVPoll.Transferring, "")],
+                      [(1, 0, KVPoll.Success, ""), (2, 0, KVPoll.Failed, "aborted"), (1, 0, KVPoll.Success, "")]):
+            self.assertEqual([c[:2] for c in second.apply_group(items)], [(1, 0), (2, 0)])
+            self.assertEqual(second.apply_group(items), [])
+        self.assertTrue(room.reusable)
+        second.apply_group([(1, 1, KVPoll.Failed, "aborted")])
+        self.assertEqual(second.apply_group([(1, 0, KVPoll.Transferring, "")]), [])
+
+    def test_applied_verdict_is_sticky(self):
+        (first, second), (_, s1) = self.ranks("destination")
+        room = second.open(1, "p")
+        change, = second.apply_group([(1, 0, KVPoll.Failed, "aborted")])
+        self.assertIs(change.opened, room)
+        self.assertEqual(second.apply_group([(1, 0, KVPoll.Success, "")]), [])
+        second.apply_group([(2, 0, KVPoll.Failed, "aborted")])  # not open here
+        self.assertTrue(second.open(2, "p").reusable)
+        self.assertEqual(second.apply_group([(2, 0, KVPoll.Success, "")]), [])
+        self.assertEqual([c.room for c in second.apply_group([(2, 1, KVPoll.Success, "")])], [2])
+        left = second.open(3, "p")
+        self.assertEqual([c.room for c in second.end_group()], [3])
+        self.assertEqual(second.apply_group([(3, 0, KVPoll.Success, "")]), [])
+        self.assertTrue(left.reusable)
+
+        s1.end(room.slot, 0, 4, "aborted")
+        self.eventually(lambda: room.poll() == KVPoll.Failed)
+        room.release()
+        self.assertEqual(second.apply_group([(1, 0, KVPoll.Success, "")]), [], "released, and the verdict forgotten")
+        # Another open of a number that was in use here is another room.
+        again = second.open(1, "p")
+        self.assertFalse(again.reusable)
+        change, = second.apply_group([(1, 0, KVPoll.Success, "")])
+        self.assertIs(change.opened, again)
+
+    def test_bad_item_is_named_and_nothing_applied(self):
+        (first, second), _ = self.ranks("destination")
+        room = second.open(1, "p")
+        good = (1, 0, KVPoll.Failed, "aborted")
+        for bad, field in (((2, 0, 99, ""), "status"), ((2, 0, -1, ""), "status"), ((2, 0, "Failed", ""), "status"),
+                           (("a", 0, 0, ""), "room"), ((-1, 0, 0, ""), "room"), ((2, 1.5, 0, ""), "attempt"),
+                           ((2, 1 << 63, 0, ""), "attempt"), ((2, 0, 0, None), "reason")):
+            with self.assertRaises(BadField) as e:
+                second.apply_group([good, bad])
+            self.assertEqual(e.exception.field, f"list[1].{field}")
+            self.assertEqual(str(e.exception).count(f"list[1].{field}: "), 1)
+        for bad, field in (([good, 5], "list[1]"), ([(1,)], "list[0]"), ([(1, 2, 3, 4, 5)], "list[0]"), (5, "list")):
+            with self.assertRaises(BadField) as e:
+                second.apply_group(bad)
+            self.assertEqual(e.exception.field, field)
+        self.assertFalse(room.reusable)
+
+    def test_end_group_is_not_for_rank_0(self):
+        (first, _), _ = self.ranks("destination")
+        room = first.open(1, "p")
+        with self.assertRaises(BadState):
+            first.end_group()
+        self.assertFalse(room.reusable)
+
     def test_misuse(self):
         (first, second), _ = self.ranks("destination")
         plain = self.client("destination")
         for call in (second.poll_group, plain.poll_group, lambda: plain.apply_group([]), plain.end_group):
             with self.assertRaises(BadState):
                 call()
-        for bad in ([5], [(1,)], [(1, 2, "Failed", "")], [(1, 2, 3, 4, 5)]):
-            with self.assertRaises(BadField):
-                first.apply_group(bad)
         self.assertTrue(plain.open(1, "p").reusable)
 
 
