@@ -344,7 +344,7 @@ func (c *Client) StartOpen(ctx context.Context, o OpenOptions) (*PendingRoom, er
 	if o.Priority < math.MinInt32 || o.Priority > math.MaxInt32 {
 		return nil, fmt.Errorf("open room %d: priority %d does not fit 32 bits", o.Room, o.Priority)
 	}
-	r := &Room{c: c, id: o.Room, attempt: o.Attempt, listed: Bootstrapping}
+	r := &Room{c: c, id: o.Room, attempt: o.Attempt, listed: Bootstrapping, applied: Bootstrapping}
 	if c.group != nil {
 		c.group.opening(r)
 	}

@@ -35,10 +35,16 @@ var ErrGroupList = errors.New("not by this rank's Options.GroupList")
 
 const (
 	reasonTimeout = 2 * time.Second // for rank 0's engine to say why a room failed
-	maxEarly      = 1 << 16         // rooms that the list ended before this rank opened them; the oldest are forgotten
+	maxSaid       = 1 << 16         // rooms whose last item is remembered when they are not open here; the oldest are forgotten
 )
 
 type groupKey struct{ room, attempt int64 }
+
+// said is the last item of an attempt.
+type said struct {
+	status Status
+	left   bool // its room was open here and is gone: an open of the same attempt is another one
+}
 
 // groupList is what a rank knows of the list. It outlives the session: Redial hands it on.
 type groupList struct {
@@ -46,8 +52,8 @@ type groupList struct {
 	mu    sync.Mutex
 	rooms map[groupKey]*Room // asked for, and not released
 
-	// Rooms that the list ended and that were not open here. Two generations, so that the oldest go first.
-	early, earlier map[groupKey]struct{}
+	// The last item by key, also of rooms that are not open here. Two generations, so that the oldest go first.
+	said, saidBefore map[groupKey]said
 
 	// Rank 0.
 	cur   cursor
@@ -57,7 +63,7 @@ type groupList struct {
 }
 
 func newGroupList(rank int) *groupList {
-	return &groupList{lists: rank == 0, rooms: make(map[groupKey]*Room), early: make(map[groupKey]struct{}), earlier: make(map[groupKey]struct{})}
+	return &groupList{lists: rank == 0, rooms: make(map[groupKey]*Room), said: make(map[groupKey]said)}
 }
 
 // opening makes a room known before its open is sent: the list may name it before the answer is here.
@@ -65,13 +71,19 @@ func (g *groupList) opening(r *Room) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	k := groupKey{r.id, r.attempt}
-	if old := g.rooms[k]; old != nil && old.leaving.Load() == 0 {
+	old := g.rooms[k]
+	if old != nil && old.leaving.Load() == 0 {
 		return // the same attempt twice: the engine refuses this one
 	}
 	g.rooms[k] = r
-	_, early := g.early[k]
-	_, earlier := g.earlier[k]
-	r.kept.Store(r.c.options.Role == Destination && !early && !earlier)
+	switch last, ok := g.last(k); {
+	case ok && (last.left || old != nil):
+		delete(g.said, k)
+		delete(g.saidBefore, k)
+	case ok:
+		r.applied = last.status
+	}
+	r.kept.Store(r.c.options.Role == Destination && !r.applied.Terminal())
 }
 
 // opened: the engine has answered with a slot.
@@ -134,13 +146,39 @@ func (g *groupList) unsent(r *Room) {
 // released: the room has left its slot.
 func (g *groupList) released(r *Room) {
 	g.mu.Lock()
-	if k := (groupKey{r.id, r.attempt}); g.rooms[k] == r {
-		delete(g.rooms, k)
+	if g.leave(r) {
 		if !r.listed.Terminal() { // released sooner than it was listed, as a source may
 			g.look(r)
 		}
 	}
 	g.mu.Unlock()
+}
+
+// leave forgets a room that was open here. mu is held.
+func (g *groupList) leave(r *Room) bool {
+	k := groupKey{r.id, r.attempt}
+	if g.rooms[k] != r {
+		return false
+	}
+	delete(g.rooms, k)
+	g.say(k, said{r.applied, true})
+	return true
+}
+
+// last returns the last item of an attempt. mu is held, as for say.
+func (g *groupList) last(k groupKey) (said, bool) {
+	if s, ok := g.said[k]; ok {
+		return s, true
+	}
+	s, ok := g.saidBefore[k]
+	return s, ok
+}
+
+func (g *groupList) say(k groupKey, s said) {
+	if len(g.said) >= maxSaid/2 {
+		g.said, g.saidBefore = make(map[groupKey]said), g.said
+	}
+	g.said[k] = s
 }
 
 // unkeep lets the pages follow their residency.
@@ -275,50 +313,76 @@ func (c *Client) spawn(fn func()) bool {
 // before, Reusable is false and Release is ErrNotReusable. After Success they are the request's; when it
 // needs them no more, and at once after Failed, WaitReusable and Release as ever. An own engine that has not
 // ended the room by then does so by the same verdict, or by its clocks.
+//
+// What the list has ended stays so: later items of that room and attempt are left out of what is returned, as is
+// an item that says nothing new, so the same list may be applied twice. Open the room again under a new attempt.
+// An error names the item and field that is wrong, and then nothing of the list was applied.
 func (c *Client) ApplyGroup(list []GroupItem) ([]GroupChange, error) {
 	g := c.group
 	if g == nil {
 		return nil, fmt.Errorf("%w: ApplyGroup needs it", ErrGroupList)
 	}
+	for i, item := range list {
+		if err := item.check(); err != nil {
+			return nil, fmt.Errorf("list[%d].%w", i, err)
+		}
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	out := make([]GroupChange, len(list))
-	for i, item := range list {
+	out := make([]GroupChange, 0, len(list))
+	for _, item := range list {
 		k := groupKey{item.Room, item.Attempt}
 		r := g.rooms[k]
-		out[i].GroupItem = item
-		if r != nil && r.open {
-			out[i].Opened = r
-		}
+		last, ok := g.last(k)
 		switch {
-		case !item.Status.Terminal():
-		case r == nil:
-			g.endedEarly(k)
-		default:
-			r.applied = true
+		case r != nil:
+			last.status = r.applied
+		case !ok:
+			last.status = Bootstrapping
+		}
+		if last.status.Terminal() || !item.Status.Terminal() && item.Status <= last.status {
+			continue // a list that was applied before
+		}
+		ch := GroupChange{GroupItem: item}
+		if r != nil && r.open {
+			ch.Opened = r
+		}
+		out = append(out, ch)
+		g.say(k, said{item.Status, last.left})
+		if r == nil {
+			continue
+		}
+		r.applied = item.Status
+		if item.Status.Terminal() {
 			r.unkeep()
 			if r.c.lost.Load() { // nobody releases it
-				delete(g.rooms, k)
+				g.leave(r)
 			}
 		}
 	}
 	return out, nil
 }
 
-func (g *groupList) endedEarly(k groupKey) {
-	if len(g.early) >= maxEarly/2 {
-		g.early, g.earlier = make(map[groupKey]struct{}), g.early
+// check says what is wrong with an item as another rank may have sent it, beginning with the field.
+func (i GroupItem) check() error {
+	switch {
+	case i.Room < 0:
+		return fmt.Errorf("room: %d is negative", i.Room)
+	case i.Attempt < 0:
+		return fmt.Errorf("attempt: %d is negative", i.Attempt)
+	case i.Status > Success:
+		return fmt.Errorf("status: %d is no status, want 0 to %d", uint8(i.Status), uint8(Success))
 	}
-	g.early[k] = struct{}{}
+	return nil
 }
 
 // EndGroup says, on a rank other than 0, that rank 0 is gone and its list with it: rooms that it has not ended
 // are Failed (outcome_unknown) for this rank, whatever their own status, and their pages follow the residency
 // again. It returns them by number, and is the only way to give such pages up.
-func (c *Client) EndGroup() []GroupChange {
+func (c *Client) EndGroup() ([]GroupChange, error) {
 	g := c.group
-	if g == nil {
-		return nil
+	if g == nil || g.lists {
+		return nil, fmt.Errorf("%w: EndGroup is for ranks other than 0 with GroupList, this is rank %d with GroupList %t", ErrGroupList, c.options.Rank, g != nil)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -327,13 +391,15 @@ func (c *Client) EndGroup() []GroupChange {
 		if r.kept.Load() {
 			r.unkeep()
 			ch := GroupChange{GroupItem: GroupItem{r.id, r.attempt, Failed, OutcomeUnknown}}
-			if r.applied = true; r.open {
+			r.applied = Failed
+			g.say(groupKey{r.id, r.attempt}, said{status: Failed})
+			if r.open {
 				ch.Opened = r
 			}
 			out = append(out, ch)
 		}
 	}
-	return out
+	return out, nil
 }
 
 // follow hands the list to the session that comes after a loss.
@@ -341,8 +407,8 @@ func (g *groupList) follow(c *Client) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, r := range g.sorted() {
-		if r.applied { // nobody releases it
-			delete(g.rooms, groupKey{r.id, r.attempt})
+		if r.applied.Terminal() { // nobody releases it
+			g.leave(r)
 		} else if !g.lost { // nobody polled since the loss
 			g.look(r)
 		}

@@ -237,13 +237,13 @@ func TestGroupListOutlivesTheEngine(t *testing.T) {
 			t.Errorf("%+v", ch)
 		}
 	}
-	if end := next[1].EndGroup(); len(end) != 1 || end[0].Opened != left || end[0].Status != client.Failed || end[0].Reason != client.OutcomeUnknown {
+	if end, err := next[1].EndGroup(); err != nil || len(end) != 1 || end[0].Opened != left || end[0].Status != client.Failed || end[0].Reason != client.OutcomeUnknown {
 		t.Errorf("%+v", end)
 	}
 	if !left.Reusable() {
 		t.Error("rank 0 is gone, and the pages are still kept")
 	}
-	if end := next[1].EndGroup(); len(end) != 0 {
+	if end, err := next[1].EndGroup(); err != nil || len(end) != 0 {
 		t.Errorf("twice: %+v", end)
 	}
 }
@@ -261,7 +261,12 @@ func TestGroupListIsForItsRanks(t *testing.T) {
 	if _, err := plain.ApplyGroup(nil); !errors.Is(err, client.ErrGroupList) {
 		t.Error(err)
 	}
-	if plain.EndGroup() != nil || !open(t, plain, 1).Reusable() {
+	for i, c := range []*client.Client{rs[0], plain} {
+		if _, err := c.EndGroup(); !errors.Is(err, client.ErrGroupList) {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+	if !open(t, plain, 1).Reusable() {
 		t.Error("kept without the option")
 	}
 	src := ranks(t, e, client.Source, 2)
@@ -281,6 +286,82 @@ func TestGroupListIsForItsRanks(t *testing.T) {
 	l := list(t, src[0])
 	if len(l) != 1 || l[0].Room != 5 || l[0].Status != client.Failed {
 		t.Errorf("%+v", l)
+	}
+}
+
+// TestGroupListAppliedTwiceChangesNothing: a verdict that was applied stays, and a list that arrives twice says
+// nothing new, whether the room is open here, was, or never has been.
+func TestGroupListAppliedTwiceChangesNothing(t *testing.T) {
+	e := workertest.Start(t, &workertest.Engine{})
+	rs := ranks(t, e, client.Destination, 2)
+	c := rs[1]
+	changes := func(want int, items ...client.GroupItem) []client.GroupChange {
+		t.Helper()
+		out, err := c.ApplyGroup(items)
+		if err != nil || len(out) != want {
+			t.Fatalf("%v, %v, want %d changes of %v", out, err, want, items)
+		}
+		return out
+	}
+	r := open(t, c, 1)
+	first := []client.GroupItem{{Room: 1, Status: client.Transferring}, {Room: 2, Status: client.WaitingForInput}}
+	changes(2, first...)
+	changes(0, first...)
+	ended := []client.GroupItem{{Room: 1, Status: client.Failed, Reason: "aborted"}, {Room: 2, Status: client.Failed, Reason: "aborted"}}
+	if ch := changes(2, append(ended, ended...)...); ch[0].Opened != r || ch[1].Opened != nil {
+		t.Errorf("%+v", ch)
+	}
+	changes(0, ended...)
+	changes(0, first...)
+	success := []client.GroupItem{{Room: 1, Status: client.Success}, {Room: 2, Status: client.Success}}
+	changes(0, success...)
+	if !open(t, c, 2).Reusable() {
+		t.Error("the list had ended it before")
+	}
+	changes(0, success...)
+	changes(1, client.GroupItem{Room: 2, Attempt: 1, Status: client.Success})
+
+	open(t, c, 3)
+	if end, err := c.EndGroup(); err != nil || len(end) != 1 {
+		t.Errorf("%+v, %v", end, err)
+	}
+	changes(0, client.GroupItem{Room: 3, Status: client.Success})
+
+	if err := r.Abort(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Release(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	changes(0, success...) // released, and the verdict forgotten
+	again := open(t, c, 1) // another open of a number that was in use here is another room
+	if again.Reusable() {
+		t.Error("the list has not ended the second room")
+	}
+	if ch := changes(1, success[0]); ch[0].Opened != again {
+		t.Errorf("%+v", ch)
+	}
+}
+
+// TestGroupListRefusesBadItems: by item and field, and nothing of the list is applied.
+func TestGroupListRefusesBadItems(t *testing.T) {
+	e := workertest.Start(t, &workertest.Engine{})
+	c := ranks(t, e, client.Destination, 2)[1]
+	r := open(t, c, 1)
+	for _, bad := range []struct {
+		item client.GroupItem
+		want string
+	}{
+		{client.GroupItem{Room: -1}, "list[1].room: -1 is negative"},
+		{client.GroupItem{Attempt: -1}, "list[1].attempt: -1 is negative"},
+		{client.GroupItem{Status: 99}, "list[1].status: 99 is no status, want 0 to 4"},
+	} {
+		if _, err := c.ApplyGroup([]client.GroupItem{{Room: 1, Status: client.Failed}, bad.item}); err == nil || err.Error() != bad.want {
+			t.Errorf("%v, want %s", err, bad.want)
+		}
+	}
+	if r.Reusable() {
+		t.Error("the list was applied in part")
 	}
 }
 

@@ -21,7 +21,7 @@ type Room struct {
 	seen    uint16      // last delivered to Changes; under changes.mu
 	listed  Status      // last put on the group's list; this and the next two under groupList.mu
 	open    bool        // answered with a slot
-	applied bool        // the list has ended it
+	applied Status      // what this rank was told last
 	kept    atomic.Bool // pages are kept until the group's list has ended the room
 	changed broadcaster
 }
