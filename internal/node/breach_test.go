@@ -117,9 +117,23 @@ func (b *breacher) Session(s grpc.BidiStreamingServer[contract.HostFrame, contra
 	}
 }
 
+// dieOnce ends the process unless the file is there that the next argument names, which it makes.
+func dieOnce() {
+	mark := os.Args[len(os.Args)-1]
+	if _, err := os.Stat(mark); err != nil {
+		if err := os.WriteFile(mark, nil, 0o600); err != nil {
+			panic(err)
+		}
+		os.Exit(1)
+	}
+}
+
 func (b *breacher) answer(ev *contract.HostEvent) []*contract.PluginEvent {
 	switch v := ev.Event.(type) {
 	case *contract.HostEvent_RegionAdd:
+		if b.mode == "dies-before-canary" {
+			dieOnce()
+		}
 		fds := <-b.fds
 		mem, err := unix.Mmap(fds[0], 0, int(v.RegionAdd.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 		if err != nil {
@@ -129,6 +143,10 @@ func (b *breacher) answer(ev *contract.HostEvent) []*contract.PluginEvent {
 			binary.LittleEndian.PutUint64(mem[v.RegionAdd.CanaryOffset:], ^v.RegionAdd.Canary)
 		}
 		switch b.mode {
+		case "dies-after-canary":
+			dieOnce()
+		case "dies-always":
+			os.Exit(1)
 		case "late":
 			b.once.Do(func() { go scribble(mem, 1) }) // the first region only
 		case "squatter", "squatter-ctrl", "squatter-lease":

@@ -177,16 +177,13 @@ func (n *Node) unpaired(v *view) string {
 
 func (n *Node) pairWhy(name string, key pairKey, rooms map[groupPair]int, silent map[core.PeerID]string) string {
 	p := n.paired[key]
-	pair := fmt.Sprintf("group %q with %q", key.own, key.theirs)
-	if name != key.own {
-		pair = fmt.Sprintf("group %q with %q", key.theirs, key.own)
-	}
+	at := "" // where the group of the other engine is
 	if key.id != selfPeer {
-		where := " at engine "
-		if name != key.own {
-			where = " of engine " // the group asked about is there
-		}
-		pair += fmt.Sprintf("%s%q", where, n.peerNames[key.id])
+		at = fmt.Sprintf(" at engine %q", n.peerNames[key.id])
+	}
+	pair := fmt.Sprintf("group %q with %q%s", key.own, key.theirs, at)
+	if name != key.own {
+		pair = fmt.Sprintf("group %q%s with %q", key.theirs, at, key.own)
 	}
 	live := rooms[groupPair{key.own, key.theirs}]
 	if p.ev.Reason != statemachine.None {

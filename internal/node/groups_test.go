@@ -293,7 +293,7 @@ func TestGroupWhy(t *testing.T) {
 	n.announce("c", announced("decode", dst, 4, 2))
 	n.announce("c", announced("prefill", src, 1, 0))
 	why("a part elsewhere", "decode", `group "decode" (destination, 4 ranks) waits for rank 3 to connect, with ranks 0 and 1 at "b", rank 2 at "c".`, `group "decode" with "prefill" at engine "c" works by tcp, 0 live rooms.`)
-	why("the counterpart", "prefill", `group "prefill" (source, 1 rank) is complete: rank 0 at "c".`, `group "prefill" with "decode" of engine "c" works by tcp, 0 live rooms.`)
+	why("the counterpart", "prefill", `group "prefill" (source, 1 rank) is complete: rank 0 at "c".`, `group "prefill" at engine "c" with "decode" works by tcp, 0 live rooms.`)
 	n.announce("c", announced("decode", dst, 4, 1))
 	why("a clash", "decode", `group "decode" (destination, 4 ranks) is refused: rank 1 of group "decode" is at engine "b" and at engine "c": stop one of the two workers.`)
 }

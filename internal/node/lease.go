@@ -67,6 +67,7 @@ func (n *Node) reaped(key leaseKey) {
 	l := n.leases[key]
 	if l == nil {
 		n.events = append(n.events, fenced)
+		n.askAnew(key)
 		return
 	}
 	l.end()
@@ -78,6 +79,7 @@ func (n *Node) reaped(key leaseKey) {
 			l.close()
 			delete(n.leases, key)
 			n.events = append(n.events, fenced)
+			n.askAnew(key)
 		})
 	}()
 }

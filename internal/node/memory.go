@@ -1,6 +1,7 @@
 package node
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -44,8 +45,9 @@ type region struct {
 	lease    int
 	canaryAt uint64
 	canary   uint64
-	proven   bool // the canary was answered by some epoch
-	asked    *epoch
+	proven   bool   // the canary was answered by some epoch
+	asked    *epoch // that has to answer the canary; it may have ended, see askAnew
+	deaths   int    // plugin processes that died while they took it
 	done     func(error)
 	bound    *time.Timer
 }
@@ -224,6 +226,42 @@ func (n *Node) offerRegion(reg *region) {
 		}
 	})
 	n.regionSettled(reg)
+}
+
+// maxRegionDeaths is how many plugin processes may die while they take a region before it is taken for the cause:
+// one that kills each next process would use up the restart budget for everybody.
+const maxRegionDeaths = 2
+
+// regionOrphaned is called for a region that an epoch had not answered when it ended. The worker hears
+// of it only if the plugin dies again and again by it.
+func (n *Node) regionOrphaned(reg *region, died bool) {
+	if died {
+		reg.deaths++
+	}
+	if reg.deaths >= maxRegionDeaths {
+		reg.asked = nil
+		n.regionFailed(reg, &workerapiNoBackend)
+	}
+}
+
+// askAnew offers what an epoch that is provably gone had been asked for to the one that serves. Before the proof
+// the canary could still change.
+func (n *Node) askAnew(gone leaseKey) {
+	for _, reg := range n.regions {
+		if reg.proven || reg.asked == nil || (leaseKey{reg.asked.name, reg.asked.epoch}) != gone {
+			continue
+		}
+		reg.asked = nil
+		word := make([]byte, 8)
+		if _, err := unix.Pread(reg.mem, word, int64(reg.canaryAt)); err != nil {
+			n.log.Warn("the canary of a region cannot be read", "region", reg.id, "err", err)
+			n.regionFailed(reg, &workerapiNoBackend)
+			continue
+		}
+		// It read the canary and wrote the complement through a shared mapping, only its answer is missing.
+		reg.proven = binary.LittleEndian.Uint64(word) == ^reg.canary
+		n.offerRegion(reg)
+	}
 }
 
 // regionSettled answers the worker once every backend that is not down has the region.

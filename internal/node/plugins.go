@@ -399,9 +399,8 @@ func (n *Node) pluginLost(b *epoch, ev pluginhost.Event) {
 	n.handoverLost(b, detail)
 	n.events = append(n.events, core.Event{Kind: core.PluginLost, Backend: b.name, Epoch: ev.Epoch, Detail: detail})
 	for _, reg := range n.regions {
-		if !reg.proven && reg.asked == b {
-			reg.asked = nil // its canary may have been half answered: the worker has to try again
-			n.regionFailed(reg, &workerapiNoBackend)
+		if reg.done != nil && b.regions[reg.id] == regionAsked {
+			n.regionOrphaned(reg, !errors.Is(ev.Err, pluginhost.ErrStopped))
 		}
 	}
 	if served {

@@ -334,3 +334,65 @@ func TestQuarantineBeyondItsBudgetIsRetired(t *testing.T) {
 		t.Errorf("%q", rungs)
 	}
 }
+
+// Regions that workers add without a pause while the plugin is upgraded: the end of the old process must fail none.
+func TestRegionAddUnderUpgrades(t *testing.T) {
+	t.Parallel()
+	e := start(t, tempDir(t), "e")
+	var stop atomic.Bool
+	var added atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 2 {
+		wg.Go(func() {
+			for k := 0; !stop.Load(); k++ {
+				ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+				w, err := newWorker(ctx, e.cfg.Worker.Socket, client.Destination, fmt.Sprintf("g%d", i), 0, 1, 512)
+				cancel()
+				if err != nil && !strings.Contains(err.Error(), "connected already") {
+					t.Error(err)
+					return
+				}
+				if err == nil {
+					added.Add(1)
+					w.Close()
+					w.region.Close()
+				}
+			}
+		})
+	}
+	defer wg.Wait()
+	defer stop.Store(true)
+	for range 6 {
+		if steps, err := e.upgrade(admin.Upgrade{}); err != nil {
+			t.Fatalf("%v\n%s", err, strings.Join(steps, "\n"))
+		}
+	}
+	stop.Store(true)
+	wg.Wait()
+	t.Logf("%d regions", added.Load())
+}
+
+// A plugin that dies while it takes a region is asked again when it is back, whether or not it has answered the
+// canary. Only a region that kills the next one, too, fails.
+func TestRegionAddOutlivesThePlugin(t *testing.T) {
+	self, err := os.Executable()
+	must(t, err)
+	for _, mode := range []string{"dies-before-canary", "dies-after-canary", "dies-always"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			dir := tempDir(t)
+			e := start(t, dir, "e", "plugins.tcp.exec="+self, `plugins.tcp.args=["plugin","breach","`+mode+`","`+filepath.Join(dir, "mark")+`"]`)
+			w, err := newWorker(short(t), e.cfg.Worker.Socket, client.Destination, "decode", 0, 1, 16)
+			if err == nil {
+				w.Close()
+				w.region.Close()
+			}
+			if mode == "dies-always" && (err == nil || !strings.Contains(err.Error(), "died twice")) || mode != "dies-always" && err != nil {
+				t.Errorf("%v", err)
+			}
+			if es := e.epochs(t); es[0].Epoch < 2 {
+				t.Errorf("nothing died: %+v", es)
+			}
+		})
+	}
+}

@@ -11,7 +11,7 @@ import (
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
 )
 
-var workerapiNoBackend = workerapi.Error{Code: workerapi.NoBackend, Field: "region", Message: "the transfer plugin died while it took the region; make the region anew and try again"}
+var workerapiNoBackend = workerapi.Error{Code: workerapi.NoBackend, Field: "region", Message: "the transfer plugin died twice while it took the region; see engine plugins list"}
 
 func opener(o statemachine.Opener) *contract.Opener {
 	return &contract.Opener{Incarnation: o.Inc, Sequence: o.Seq}
