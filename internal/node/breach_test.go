@@ -131,7 +131,10 @@ func dieOnce() {
 func (b *breacher) answer(ev *contract.HostEvent) []*contract.PluginEvent {
 	switch v := ev.Event.(type) {
 	case *contract.HostEvent_RegionAdd:
-		if b.mode == "dies-before-canary" {
+		switch b.mode {
+		case "mute":
+			return nil
+		case "dies-before-canary":
 			dieOnce()
 		}
 		fds := <-b.fds

@@ -26,6 +26,8 @@ type handover struct {
 	from    uint32 // the epoch that is taken over from
 	say     func(admin.UpgradeStep)
 
+	answered chan struct{} // of room for one: the candidate took, or refused, a region
+
 	// Of the owner goroutine, until ready is closed.
 	ready  chan struct{} // the candidate has every region, or cannot take over
 	settle bool          // ready is closed
@@ -54,7 +56,7 @@ func (n *Node) beginHandover(b *backend, spec pluginhost.Spec, say func(admin.Up
 	if n.draining {
 		return nil, fmt.Errorf("%w: the engine is draining", admin.ErrRefused)
 	}
-	h := &handover{backend: b, spec: spec, say: say, ready: make(chan struct{})}
+	h := &handover{backend: b, spec: spec, say: say, ready: make(chan struct{}), answered: make(chan struct{}, 1)}
 	if e := b.current(); e != nil {
 		h.from = e.epoch
 	} else {
@@ -82,27 +84,21 @@ func (n *Node) carryOut(ctx context.Context, h *handover) error {
 		return err
 	}
 	h.say(admin.UpgradeStep{Epoch: epoch, What: fmt.Sprintf("epoch %d answers, it takes the workers' regions", epoch)})
-	select {
-	case <-h.ready:
-		err = h.err
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	case <-n.quit:
-		err = errStopped
-	}
-	if err == nil {
+	if err = n.awaitReady(ctx, h); err == nil {
 		err = b.p.Adopt(ctx, h.from, epoch)
 	}
 	if err != nil {
-		if e := b.p.End(epoch); e != nil {
-			n.log.Debug("a candidate had ended already", "plugin", b.name, "epoch", epoch, "err", e)
+		// The next upgrade is not let in before this process is gone: there would be a third one.
+		select {
+		case <-b.p.Discard(epoch):
+		case <-n.quit:
 		}
 		return fmt.Errorf("epoch %d of plugin %s does not take over: %w", epoch, b.name, err)
 	}
 	// From here on the context of whoever asked ends nothing any more.
 	if err := n.ask(n.ctx, func() {
-		b.spec = h.spec
-		if e := b.of(epoch); e != nil {
+		if e := b.of(epoch); e != nil { // it may have died at once
+			b.spec = h.spec
 			e.candidate = false
 			n.maybeServe(e)
 		}
@@ -110,16 +106,41 @@ func (n *Node) carryOut(ctx context.Context, h *handover) error {
 		return err
 	}
 	h.say(admin.UpgradeStep{Epoch: epoch, What: fmt.Sprintf("epoch %d takes what is new; epoch %d finishes what it has", epoch, h.from)})
-	return n.awaitRetired(h, epoch)
+	return n.awaitRetired(h, epoch, time.Now())
+}
+
+// regionPatience is how long a candidate may take for one region, until an upgrade is given up. A process that
+// declared a long call and is stopped would be noticed after 120 s only.
+const regionPatience = 30 * time.Second
+
+// awaitReady waits until the candidate has every region.
+func (n *Node) awaitReady(ctx context.Context, h *handover) error {
+	late := time.NewTimer(regionPatience)
+	defer late.Stop()
+	for {
+		select {
+		case <-h.ready:
+			return h.err
+		case <-h.answered:
+			late.Reset(regionPatience)
+		case <-late.C:
+			return fmt.Errorf("it answered for no region in %v", regionPatience)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-n.quit:
+			return errStopped
+		}
+	}
 }
 
 // awaitRetired reports how the old epoch empties, until it is provably gone.
-func (n *Node) awaitRetired(h *handover, epoch uint32) error {
+func (n *Node) awaitRetired(h *handover, epoch uint32, took time.Time) error {
 	last := ""
 	for {
 		var old *core.EpochView
-		cut := 0
+		cut, died := 0, false
 		if err := n.ask(n.ctx, func() {
+			died = h.backend.of(epoch) == nil
 			cut = h.cut
 			for _, v := range n.m.Epochs() {
 				if v.Backend == h.backend.name && v.Epoch == h.from {
@@ -131,6 +152,16 @@ func (n *Node) awaitRetired(h *handover, epoch uint32) error {
 			}
 		}); err != nil {
 			return err
+		}
+		if died {
+			why := ""
+			if err := h.backend.p.Status().LastError; err != nil {
+				why = ": " + err.Error()
+			}
+			if time.Since(took) < pluginhost.Probation {
+				return fmt.Errorf("epoch %d died after it had taken over, %s went back to the previous program; rooms that it had failed as plugin_lost%s", epoch, h.backend.name, why)
+			}
+			return fmt.Errorf("epoch %d died after it had taken over; rooms that it had failed as plugin_lost%s", epoch, why)
 		}
 		s := admin.UpgradeStep{Epoch: h.from}
 		switch {
@@ -157,6 +188,16 @@ func (n *Node) awaitRetired(h *handover, epoch uint32) error {
 		case <-time.After(tick):
 		case <-n.quit:
 			return errStopped
+		}
+	}
+}
+
+// candidateAnswered notes that an epoch answered for a region.
+func (n *Node) candidateAnswered(e *epoch) {
+	if h := n.handover; h != nil && h.backend == e.backend && e.candidate {
+		select {
+		case h.answered <- struct{}{}:
+		default:
 		}
 	}
 }
@@ -325,6 +366,7 @@ func (n *Node) UpgradePlugin(ctx context.Context, name string, u admin.Upgrade) 
 
 // upgraded is the spec of the next epoch of a plugin: the present one, with another program.
 func upgraded(s pluginhost.Spec, cfg *config.Config, u admin.Upgrade) (pluginhost.Spec, error) {
+	s = s.Fresh()
 	if u.Exec != "" && u.Wasm != "" {
 		return s, fmt.Errorf("%w: exec and wasm: a plugin has one program", admin.ErrRefused)
 	}
@@ -332,6 +374,9 @@ func upgraded(s pluginhost.Spec, cfg *config.Config, u admin.Upgrade) (pluginhos
 		if f.path != "" && !filepath.IsAbs(f.path) {
 			return s, fmt.Errorf("%w: %s %q: give the full path", admin.ErrRefused, f.name, f.path)
 		}
+	}
+	if s.SHA256 != "" && u.SHA256 == "" && (u.Exec != "" || u.Wasm != "") {
+		return s, fmt.Errorf("%w: plugin %s is pinned by sha256; give --sha256 of the new program, too", admin.ErrRefused, s.Name)
 	}
 	switch {
 	case u.Exec != "":

@@ -31,11 +31,33 @@ import (
 // fewName is the name by which this binary is a plugin without features.
 const fewName = "few"
 
+// muteName is the name by which this binary is a plugin that answers for no region.
+const muteName = "mute"
+
+// mortalName is the name by which this binary is a plugin that dies when a file appears.
+const mortalName = "mortal"
+
+func dieAtMark(path string) {
+	for {
+		if _, err := os.Stat(path); err == nil {
+			os.Exit(1)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
 // TestMain is also the plugin: the built-in backend is the running binary, executed again.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == fewName {
 		breacherMain("slow")
 		return
+	}
+	if filepath.Base(os.Args[0]) == muteName {
+		breacherMain("mute")
+		return
+	}
+	if filepath.Base(os.Args[0]) == mortalName {
+		go dieAtMark(os.Getenv("MORTAL_MARK"))
 	}
 	if len(os.Args) > 2 && os.Args[1] == "plugin" && os.Args[2] == "tcp" {
 		os.Args = append(os.Args[:1], os.Args[3:]...)

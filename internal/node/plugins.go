@@ -283,7 +283,7 @@ func (n *Node) pluginUp(of *backend, ev pluginhost.Event) {
 	rand.Read(b.secret) // never fails
 	of.epochs = append(of.epochs, b)
 	if !b.candidate {
-		of.down, of.shake = false, b.shake
+		of.down, of.shake, of.spec = false, b.shake, ev.Spec // the previous one, if the plugin went back to it
 	}
 	if l, err := newEpochLease(); err != nil {
 		n.log.Error("this plugin epoch is fenced by the exit of its processes alone", "plugin", b.name, "epoch", b.epoch, "err", err)
@@ -524,6 +524,7 @@ func (n *Node) regionReady(b *epoch, id uint64) {
 		return
 	}
 	b.regions[id] = regionReady
+	n.candidateAnswered(b)
 	if !reg.proven {
 		reg.proven = true
 		n.offerRegion(reg)
@@ -538,6 +539,7 @@ func (n *Node) regionRefused(b *epoch, f *contract.RegionFailed) {
 		return
 	}
 	b.regions[f.Region] = regionBad
+	n.candidateAnswered(b)
 	if b.refused == "" {
 		b.refused = detailOf(b, f.Cause, f.Detail)
 	}

@@ -3,6 +3,7 @@ package node_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	client "github.com/terminus-kv/terminus/clients/go"
 	"github.com/terminus-kv/terminus/internal/admin"
@@ -395,4 +398,109 @@ func TestRegionAddOutlivesThePlugin(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A program that dies soon after it took over is not tried again: the one before it serves, and `plugins list` says why.
+// If the command still waits for the old process, it says so, too.
+func TestUpgradeGoesBack(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	must(t, err)
+	dir := tempDir(t)
+	mortal, mark := filepath.Join(dir, mortalName), filepath.Join(dir, "mark")
+	must(t, os.Symlink(self, mortal))
+	pe, de := start(t, dir, "p"), start(t, dir, "d", "plugins.tcp.exec="+self, `plugins.tcp.args=["plugin","tcp"]`, "plugins.tcp.env.MORTAL_MARK="+mark)
+	p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
+	dies := func(epoch uint32) {
+		t.Helper()
+		must(t, os.WriteFile(mark, nil, 0o600))
+		eventually(t, "the previous program serves", func() bool {
+			es := de.epochs(t)
+			return es[0].Epoch == epoch && es[0].State == "ready"
+		})
+		must(t, os.Remove(mark))
+		ps, err := de.admin.Plugins(context.Background())
+		must(t, err)
+		if ps[0].Exec != self || !strings.Contains(ps[0].Detail, "the previous one is started again") {
+			t.Errorf("%+v", ps[0])
+		}
+	}
+	if steps, err := de.upgrade(admin.Upgrade{Exec: mortal}); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(steps, "\n"))
+	}
+	handOver(t, p, d, 1, []int32{1, 2}, []int32{3, 4})
+	dies(3)
+	handOver(t, p, d, 2, []int32{1, 2}, []int32{3, 4})
+
+	// A room holds the old process, and with it the command.
+	rs, rd := bind(t, p, d, 3, []int32{5, 6})
+	must(t, rs.Send(short(t), client.Chunk{Parts: []client.Part{{Pool: p.pool, Pages: []int32{1}}}}))
+	done := make(chan error, 1)
+	go func() {
+		_, err := de.upgrade(admin.Upgrade{Exec: mortal})
+		done <- err
+	}()
+	eventually(t, "the new process serves", func() bool { es := de.epochs(t); return es[0].State == "ready" && es[0].Epoch == 4 })
+	dies(5)
+	if err := <-done; err == nil || !strings.Contains(err.Error(), "epoch 4 died after it had taken over, tcp went back to the previous program") {
+		t.Error(err)
+	}
+	must(t, rd.Abort(short(t)))
+}
+
+// A pin that the configuration has is not lost by another program, nor by the file that lies there now.
+func TestUpgradeKeepsThePin(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	must(t, err)
+	b, err := os.ReadFile(self)
+	must(t, err)
+	sum := fmt.Sprintf("%x", sha256.Sum256(b))
+	e := start(t, tempDir(t), "e", "plugins.tcp.exec="+self, `plugins.tcp.args=["plugin","tcp"]`, "plugins.tcp.sha256="+sum)
+	for _, u := range []admin.Upgrade{{Exec: self}, {Wasm: "/tmp/x.wasm"}} {
+		if _, err := e.upgrade(u); !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), "give --sha256 of the new program") {
+			t.Errorf("%+v: %v", u, err)
+		}
+	}
+	for _, u := range []admin.Upgrade{{Exec: self, SHA256: sum}, {}} {
+		if _, err := e.upgrade(u); err != nil {
+			t.Errorf("%+v: %v", u, err)
+		}
+		if ps, err := e.admin.Plugins(context.Background()); err != nil || ps[0].SHA256 != sum {
+			t.Errorf("%+v: %+v, %v", u, ps, err)
+		}
+	}
+}
+
+// A client that goes away leaves no process behind: the next upgrade is refused until the candidate is gone, which
+// is stopped and must be killed.
+func TestUpgradeAbandoned(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	must(t, err)
+	dir := tempDir(t)
+	mute := filepath.Join(dir, muteName)
+	must(t, os.Symlink(self, mute))
+	e := start(t, dir, "e", "plugins.tcp.exec="+self, `plugins.tcp.args=["plugin","breach","slow"]`, "clocks.drain=200ms")
+	dial(t, e, client.Destination, "decode", 0, 1, 16)
+	ctx, leave := context.WithCancel(context.Background())
+	c := admin.NewClient(e.cfg.Admin.Socket)
+	defer c.Close()
+	done := make(chan error, 1)
+	go func() { done <- c.UpgradePlugin(ctx, "tcp", admin.Upgrade{Exec: mute}, func(admin.UpgradeStep) {}) }()
+	eventually(t, "the candidate is there", func() bool { return len(e.epochs(t)) == 2 })
+	pid := e.epochs(t)[0].PID
+	must(t, unix.Kill(pid, unix.SIGSTOP))
+	leave()
+	<-done
+	eventually(t, "the next upgrade is let in", func() bool {
+		_, err := e.upgrade(admin.Upgrade{})
+		if err != nil && !errors.Is(err, admin.ErrRefused) {
+			t.Error(err)
+		}
+		if err == nil && unix.Kill(pid, 0) == nil {
+			t.Error("the candidate was still there")
+		}
+		return err == nil
+	})
 }

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
 )
@@ -67,7 +70,7 @@ func (p *Plugin) Beside(ctx context.Context, spec Spec, accept func(*contract.Ha
 	p.mu.Lock()
 	p.sides[e.n] = s
 	p.mu.Unlock()
-	p.emit(Event{Kind: Up, Epoch: e.n, Beside: true, Handshake: e.hello})
+	p.emit(Event{Kind: Up, Epoch: e.n, Beside: true, Handshake: e.hello, Spec: *e.spec})
 	p.log.Info("plugin is up beside its present epoch", "epoch", e.n, "pid", e.proc.pid(), "version", e.hello.PluginVersion)
 	e.serve()
 	p.aside(s)
@@ -79,13 +82,15 @@ type side struct {
 	epoch    *epoch
 	promoted chan struct{} // closed when it becomes the plugin's own
 	leave    chan struct{} // closed by End
+	gone     chan struct{} // closed when it was reaped, or cannot be
 	// Guarded by Plugin.mu.
 	asked   bool // leave is closed
+	unused  bool // it has nothing to drain
 	leaving bool // it is being ended
 }
 
 func newSide(e *epoch) *side {
-	return &side{epoch: e, promoted: make(chan struct{}), leave: make(chan struct{})}
+	return &side{epoch: e, promoted: make(chan struct{}), leave: make(chan struct{}), gone: make(chan struct{})}
 }
 
 // aside watches a side until it ends, or is adopted.
@@ -109,9 +114,12 @@ func (p *Plugin) aside(s *side) {
 			return
 		}
 		s.leaving = true
+		unused := s.unused
 		p.mu.Unlock()
 		if gently {
-			e.drain(ctx)
+			if !unused {
+				e.drain(ctx)
+			}
 			e.fail(ErrStopped)
 		}
 		err := e.explain()
@@ -125,12 +133,13 @@ func (p *Plugin) aside(s *side) {
 		}
 		p.mu.Lock()
 		delete(p.sides, e.n)
+		close(s.gone)
 		p.mu.Unlock()
 	})
 }
 
 // Adopt makes an epoch that Beside started the plugin's own: it is what is restarted and what Status shows,
-// with its spec. The one that was, from, goes on beside it until End. If another one than from is the plugin's
+// with its spec, unless it dies on Probation: then the program that it took over from is started again. The one that was, from, goes on beside it until End. If another one than from is the plugin's
 // own by now (it was lost and a restart came first), nothing changes.
 func (p *Plugin) Adopt(ctx context.Context, from, epoch uint32) error {
 	a := adoption{from: from, epoch: epoch, done: make(chan error, 1)}
@@ -166,6 +175,10 @@ func (p *Plugin) take(a adoption, old *epoch) *epoch {
 	e := s.epoch
 	delete(p.sides, e.n)
 	close(s.promoted)
+	p.before = nil
+	if old != nil {
+		p.before = &predecessor{spec: old.keep(), until: time.Now().Add(Probation)}
+	}
 	p.epoch, p.spec = e, e.spec
 	p.spawns++
 	p.state, p.since, p.lastErr = StateUp, e.upSince(), nil
@@ -181,6 +194,16 @@ func (p *Plugin) take(a adoption, old *epoch) *epoch {
 	return e
 }
 
+// keep is the epoch's spec with the program that runs, whatever is put in the place of its file. (A script and
+// a module are read by their path.)
+func (e *epoch) keep() *Spec {
+	s := *e.spec
+	if fd, err := unix.FcntlInt(e.proc.prog.file.Fd(), unix.F_DUPFD_CLOEXEC, minProgramFD); err == nil {
+		s.running = os.NewFile(uintptr(fd), e.proc.prog.file.Name())
+	}
+	return &s
+}
+
 // End ends an epoch that is not the plugin's own: it is drained and stopped as by Stop. Lost and Reaped
 // follow. It does not wait.
 func (p *Plugin) End(epoch uint32) error {
@@ -190,11 +213,35 @@ func (p *Plugin) End(epoch uint32) error {
 	if s == nil {
 		return fmt.Errorf("plugin %s: epoch %d: %w", p.name, epoch, ErrEpoch)
 	}
+	s.end()
+	return nil
+}
+
+// end is called with Plugin.mu.
+func (s *side) end() {
 	if !s.asked {
 		s.asked = true
 		close(s.leave)
 	}
-	return nil
+}
+
+// Discard is End for an epoch that did not take over, which has nothing to drain; the channel that it returns is closed when the epoch is reaped, or was left to be reaped when
+// its processes die (Config.Sink gets its Reaped then). It is closed already when there is no such epoch beside
+// the plugin's own.
+func (p *Plugin) Discard(epoch uint32) <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.sides[epoch]
+	if s == nil {
+		gone := make(chan struct{})
+		close(gone)
+		return gone
+	}
+	if !s.asked {
+		s.unused = true
+		s.end()
+	}
+	return s.gone
 }
 
 // EpochStatus is Status of one epoch that is live, whether or not it is the plugin's own; false when it is not.

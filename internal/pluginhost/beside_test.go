@@ -3,6 +3,8 @@ package pluginhost
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -82,6 +84,9 @@ func TestBeside(t *testing.T) {
 		t.Errorf("send to an epoch that was ended: %v", err)
 	}
 	alive(t, rec, p, 2, 6)
+	p.mu.Lock()
+	p.before = nil // its probation is over
+	p.mu.Unlock()
 	if err := unix.Kill(p.Status().PID, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -202,4 +207,80 @@ func TestStopBeside(t *testing.T) {
 	if _, err := p.Beside(context.Background(), mode("echo"), nil); !errors.Is(err, ErrStopped) {
 		t.Errorf("beside a plugin that was stopped: %v", err)
 	}
+}
+
+// TestProbation: a program that dies soon after it took over is not started again, but the one before it, even if
+// its file is another one by now. What has lived for long enough is what comes back.
+func TestProbation(t *testing.T) {
+	t.Parallel()
+	h, rec := newTestHost(t, nil)
+	old := mode("echo")
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	old.Exec = filepath.Join(t.TempDir(), "plugin")
+	put := func(program []byte) {
+		next := old.Exec + ".new"
+		if err := errors.Join(os.WriteFile(next, program, 0o755), os.Rename(next, old.Exec)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(self)
+	p := start(t, h, old)
+	rec.waitKind(t, Up, 1)
+	kill := func() {
+		if err := unix.Kill(p.Status().PID, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := mode("echo")
+	next.Env = map[string]string{"MINE": "new"}
+	adopt(t, p, beside(t, p, next))
+	put([]byte("no program"))
+	kill()
+	if up := rec.waitKind(t, Up, 3); up.Spec.Exec != old.Exec || up.Spec.Env["MINE"] != "" {
+		t.Errorf("started again: %+v", up.Spec)
+	}
+	ready(t, p)
+	alive(t, rec, p, 3, 1)
+	if err := p.Status().LastError; err == nil || !strings.Contains(err.Error(), "the program of epoch 2 died within 1m0s of its hand-over, the previous one is started again: ") {
+		t.Error(err)
+	}
+	if _, err := p.Beside(context.Background(), rec.waitKind(t, Up, 3).Spec.Fresh(), nil); err == nil {
+		t.Error("an upgrade in place did not read the file anew")
+	}
+	kill() // it is on probation no more than at first
+	if up := rec.waitKind(t, Up, 5); up.Spec.Exec != old.Exec {
+		t.Errorf("started again: %+v", up.Spec)
+	}
+	ready(t, p)
+	adopt(t, p, beside(t, p, next))
+	p.mu.Lock()
+	p.before.until = time.Now()
+	p.mu.Unlock()
+	kill()
+	if up := rec.waitKind(t, Up, 7); up.Spec.Env["MINE"] != "new" {
+		t.Errorf("started again: %+v", up.Spec)
+	}
+}
+
+// TestDiscard: the channel is closed when no process of the epoch is left.
+func TestDiscard(t *testing.T) {
+	t.Parallel()
+	h, rec := newTestHost(t, func(cfg *Config) { cfg.DrainTimeout, cfg.Grace = 100*time.Millisecond, 100*time.Millisecond })
+	p := start(t, h, mode("echo"))
+	rec.waitKind(t, Up, 1)
+	s, ok := p.EpochStatus(beside(t, p, mode("echo")))
+	if !ok {
+		t.Fatal("it is not there")
+	}
+	if err := unix.Kill(s.PID, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	within(t, "Discard", func() { <-p.Discard(s.Epoch) })
+	if !processGone(s.PID) {
+		t.Error("its process is there")
+	}
+	within(t, "Discard of nothing", func() { <-p.Discard(s.Epoch) })
 }

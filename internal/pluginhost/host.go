@@ -135,6 +135,7 @@ type Event struct {
 	Plugin    string // Spec.Name
 	Epoch     uint32 // 0 for Down
 	Beside    bool   // Up: it is not the plugin's own (Plugin.Beside)
+	Spec      Spec   // Up: what it was started by
 	Handshake *contract.HandshakeResponse
 	Frame     *contract.PluginFrame // owned by the receiver
 	Err       error

@@ -82,6 +82,7 @@ type Plugin struct {
 	mu         sync.Mutex
 	epoch      *epoch           // the live or last spawn, nil before the first
 	sides      map[uint32]*side // those beside it
+	before     *predecessor     // nil: nothing was handed over, or too long ago
 	closed     bool             // no other one is started
 	state      State
 	since      time.Time

@@ -45,6 +45,16 @@ type Spec struct {
 	// MTLS turns on go-plugin's automatic mutual TLS. Off by default: the socket lives in a private
 	// directory and its server is checked by process id, and Python's gRPC refuses the certificate.
 	MTLS bool
+
+	// running is the program itself where it is the one that was handed over from: its file may have been
+	// replaced. Nil: it is looked up. It is closed when nothing refers to it any more.
+	running *os.File
+}
+
+// Fresh is the spec for whatever lies at the program's path now. An Event's may mean the file that lay there.
+func (s Spec) Fresh() Spec {
+	s.running = nil
+	return s
 }
 
 var (
@@ -121,6 +131,9 @@ func (s *Spec) open() (*program, error) {
 	open := path
 	if s.Exec == "" {
 		open = "/proc/self/exe" // the running image, even if the file has been replaced meanwhile
+	}
+	if s.running != nil {
+		open = fmt.Sprintf("/proc/self/fd/%d", s.running.Fd())
 	}
 	fd, err := unix.Open(open, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0) // a pipe is not waited for
 	if err != nil {

@@ -35,10 +35,15 @@ func (p *Plugin) run() {
 		if time.Since(began) > p.h.cfg.RestartWindow {
 			budget.reset()
 		}
+		back := p.goBack(err)
+		if back != nil {
+			err = back
+			budget.reset()
+		}
 		delay, ok := budget.next(time.Now())
 		giveUp := true
 		switch {
-		case errors.Is(err, ErrRefused), p.h.cfg.Once:
+		case errors.Is(err, ErrRefused) && back == nil, p.h.cfg.Once:
 		case p.tooManyUnreaped():
 			err = fmt.Errorf("%w: processes of %d epochs do not die: %w", ErrBudget, maxUnreaped, err)
 		case !ok:
@@ -63,6 +68,30 @@ func (p *Plugin) run() {
 			budget.reset()
 		}
 	}
+}
+
+// Probation is how long a program that took over (Adopt) must have lived before it is what a restart brings
+// back. If it dies earlier, the program that it took over from is started again.
+const Probation = 60 * time.Second
+
+// predecessor is the program that was handed over from.
+type predecessor struct {
+	spec  *Spec
+	until time.Time // of the probation of the one that took over
+}
+
+// goBack makes the previous program the plugin's own again if the one that died was on probation. It returns the
+// cause with that said; nil when nothing has changed.
+func (p *Plugin) goBack(cause error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b := p.before
+	p.before = nil
+	if b == nil || time.Now().After(b.until) {
+		return nil
+	}
+	p.spec = b.spec
+	return fmt.Errorf("the program of epoch %d died within %v of its hand-over, the previous one is started again: %w", p.epoch.n, Probation, cause)
 }
 
 // cycle runs one epoch, e or the next spawn, to its reap. It returns the request that ended it, if one did,
@@ -126,7 +155,7 @@ func (p *Plugin) spawn() (*epoch, error) {
 		return nil, err
 	}
 	e.isUp.Store(true)
-	p.emit(Event{Kind: Up, Epoch: e.n, Handshake: e.hello})
+	p.emit(Event{Kind: Up, Epoch: e.n, Handshake: e.hello, Spec: *e.spec})
 	p.setState(StateUp, nil)
 	p.log.Info("plugin is up", "epoch", e.n, "pid", e.proc.pid(), "version", e.hello.PluginVersion)
 	e.serve()
