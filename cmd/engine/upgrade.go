@@ -20,12 +20,17 @@ func newPluginsUpgrade(a *app) *cobra.Command {
 		Short: "Replace a plugin's program while rooms go on: no room fails by it",
 		Long: `Replace a plugin's program while rooms go on. The next process starts beside the present one, with all workers' memory
 (what a plugin keeps for itself exists twice meanwhile). It is judged first: handshake, contract version, the same name, no
-feature less, every region taken. If anything is wrong it is ended, and nothing has changed. Then it takes every new room and
-operation; the present one finishes what it has, at most for clocks.retire or its longest transfer clock, and is ended.
+feature less, every region taken, each within 30 s. If anything is wrong it is ended, and nothing has changed. Then it takes
+every new room and operation; the present one finishes what it has, at most for clocks.retire or its longest transfer clock,
+and is ended.
 
-Progress goes to stderr. Exit code 0 when the old process is provably gone and had nothing left, else 1. Interrupted before the
-hand-over nothing changes; after it, it goes on. The configuration is not written: change it too, or the next start of the
-engine runs the old program`,
+For 60 s the new program is on probation: if it dies, the one before it is started again, and stays. The rooms of the process
+that died fail as plugin_lost. A script plugin is upgraded in place only (without --exec); it and a module cannot go
+back to a file that was replaced. A plugin that sha256 pins needs --sha256 with --exec and --wasm.
+
+Progress goes to stderr. Exit code 0 when the old process is provably gone and had nothing left, else 1; also 1 when the new
+one dies while the command waits. Interrupted before the hand-over nothing changes; after it, it goes on. The configuration
+is not written: change it too, or the next start of the engine runs the old program`,
 		Example: `  engine plugins upgrade tcp                                       the file was replaced (by a rename): run the new one
   engine plugins upgrade nixl --exec /opt/nixl-1.4/engine-plugin-nixl
   engine plugins upgrade mine --wasm ./mine.wasm --sha256 "$(sha256sum mine.wasm | cut -c-64)"`,
@@ -62,9 +67,9 @@ engine runs the old program`,
 	}
 	a.engineFlags(c)
 	c.Flags().Lookup("timeout").Hidden = true // the engine bounds an upgrade
-	c.Flags().StringVar(&u.Exec, "exec", "", "program of the next process (default: the present one's, read anew)")
+	c.Flags().StringVar(&u.Exec, "exec", "", "program of the next process, no script (default: the present one's, read anew)")
 	c.Flags().StringVar(&u.Wasm, "wasm", "", "module of the next process")
-	c.Flags().StringVar(&u.SHA256, "sha256", "", "checksum that the program or module has to have")
+	c.Flags().StringVar(&u.SHA256, "sha256", "", "checksum that the program or module has to have; required if the present one is pinned")
 	_ = c.MarkFlagFilename("exec")
 	_ = c.MarkFlagFilename("wasm", "wasm")
 	return c

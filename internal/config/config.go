@@ -60,7 +60,8 @@ type Worker struct {
 type Admin struct {
 	// Unix socket (mode 0600), shorter than 108 bytes. Default: RUNTIME_DIR/NODE/admin.sock.
 	Socket string `json:"socket,omitempty"`
-	// Allows `engine rooms abort` and `engine drain`; without it the admin API is read-only.
+	// Allows `engine rooms abort`, `engine drain` and `engine plugins upgrade`, which runs any program
+	// that it is given as the engine's user; without it the admin API is read-only.
 	EnableMutations bool `json:"enable_mutations,omitempty"`
 }
 
