@@ -186,7 +186,7 @@ var mutants = []mutant{
 	},
 	{
 		name: "no_verdict_clock", rule: "a committed source has a clock", breaks: "R5", cfg: small(1, 0, ""),
-		changes: []change{{clockGo, "		m.keep(idx, r, slotPhase, clkVerdict)\n", "		if m.disarm(r, slotPhase); !ON {\n			m.keep(idx, r, slotPhase, clkVerdict)\n		}\n"}},
+		changes: []change{{clockGo, "		m.keep(idx, r, slotPhase, c)\n", "		if m.disarm(r, slotPhase); !ON {\n			m.keep(idx, r, slotPhase, c)\n		}\n"}},
 	},
 	{
 		name: "no_source_clock", rule: "a source that is offered has a clock", breaks: "R5", cfg: small(1, 0, ""),

@@ -55,8 +55,8 @@ var mutants = []mutant{
 	{
 		name: "no-verdict-clock", rule: "every live record runs a clock", breaks: []Promise{Bounded},
 		changes: []mutate.Change{{File: "core/clock.go",
-			Old: "		m.keep(idx, r, slotPhase, clkVerdict)\n",
-			New: "		if !ON {\n			m.keep(idx, r, slotPhase, clkVerdict)\n		} else {\n			m.disarm(r, slotPhase)\n			m.disarm(r, slotDeadline)\n		}\n"}},
+			Old: "		m.keep(idx, r, slotPhase, c)\n",
+			New: "		if !ON {\n			m.keep(idx, r, slotPhase, c)\n		} else {\n			m.disarm(r, slotPhase)\n			m.disarm(r, slotDeadline)\n		}\n"}},
 	},
 	{
 		name: "full-prefix-refused", rule: "a room fails only when something went wrong", breaks: []Promise{Store},
