@@ -2,6 +2,8 @@ package conformance
 
 import (
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/terminus-kv/terminus/plugins/sdk"
 	"github.com/terminus-kv/terminus/plugins/sdk/contract"
@@ -54,8 +56,15 @@ var pairMutants = []mutant{
 		fault: "an op that is aborted asks its receiver what has arrived; one that has dropped the writer never answers",
 		backend: func(h *hooks) {
 			var k keep
-			h.piece = func(b *reference, op *sdk.Op, i int, c *sdk.Copy) bool {
-				return linger(b, op, i, c) && op.Context().Err() == nil
+			var lingered atomic.Int32
+			h.piece = func(_ *reference, op *sdk.Op, i int, _ *sdk.Copy) bool { // as linger, but also after many cases
+				if op.Bytes() >= largeOp && i == 1 && lingered.Add(1) <= 512 {
+					select {
+					case <-op.Context().Done():
+					case <-time.After(200 * time.Millisecond):
+					}
+				}
+				return op.Context().Err() == nil
 			}
 			h.cancelled = func(b *reference, op *sdk.Op, _ []sdk.Copy) {
 				to, err := b.dial(op.Peer())
