@@ -6,6 +6,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"runtime"
 
 	"github.com/ebitengine/purego"
 	"golang.org/x/sys/unix"
@@ -44,6 +45,9 @@ type Driver struct {
 
 // Open opens the driver and initialises it. It is never closed: libcuda keeps threads of its own.
 func Open(library string) (*Driver, error) {
+	// dlopen leaves its reason with the thread, and a goroutine that moved to another one finds none.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	lib, err := purego.Dlopen(library, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
 		return nil, fmt.Errorf("open the CUDA driver: %w", err)
