@@ -115,4 +115,17 @@ func stateOf(pid int) string {
 	return string(rest[1:2])
 }
 
+// describe says what a process is, for a reader who cannot look any more.
+func describe(pid int) string {
+	command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	said := strings.TrimSpace(string(bytes.ReplaceAll(command, []byte{0}, []byte{' '})))
+	for line := range strings.Lines(string(status)) {
+		if name, value, _ := strings.Cut(strings.TrimSpace(line), ":"); name == "State" || name == "PPid" || name == "TracerPid" {
+			said += fmt.Sprintf(", %s %s", name, strings.TrimSpace(value))
+		}
+	}
+	return said
+}
+
 func killPid(pid int) { _ = syscall.Kill(pid, syscall.SIGKILL) }

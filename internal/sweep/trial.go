@@ -411,7 +411,7 @@ func (t *trial) held(ctx context.Context) string {
 	}
 	for _, pid := range processesIn(c.dir) {
 		if !slices.Contains(want, pid) {
-			return fmt.Sprintf("process %d is left", pid)
+			return fmt.Sprintf("process %d is left: %s", pid, describe(pid))
 		}
 	}
 	if names := entriesOf(filepath.Join(c.dir, "r")); c.entries != nil && len(names) > len(c.entries) {
