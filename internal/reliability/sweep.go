@@ -13,13 +13,6 @@ import (
 // sweeps is what `make sweep` writes, one result a mode.
 type sweeps []sweep.Result
 
-// open is what the results do not say by themselves. It goes when `make sweep` has run as a whole.
-const open = `
-These rows are of separate runs, put together by hand, on a busy machine. **Open:** a later run in mode freeze broke a promise at one
-or two of some 330 pairs: after the frozen plugin was killed a process was left for 12 s (plugin-decode, write #7). Whether the product or the sweep leaves it
-is not known yet.
-`
-
 func (runs sweeps) render(b *strings.Builder) {
 	b.WriteString(`
 ## Killed processes
@@ -43,7 +36,7 @@ cores, strace and the dying process wait, too.
 		fmt.Fprintf(b, "| %s | %d of %d | %d | %d | %.1f | %s | %.1f | **%d** | %s | %s, %s | `%s` |\n", r.Mode, r.Pairs, r.Known, r.Hit, r.Ended, r.P50, p99, r.Max,
 			r.Violations, r.Load, r.Version, r.Began.Format(time.DateOnly), r.Command)
 	}
-	b.WriteString("\nPairs that were not struck: the process had done its part before it came there, three times.\n" + open)
+	b.WriteString("\nPairs that were not struck: the process had done its part before it came there, three times.\n")
 	for _, r := range runs {
 		if r.Mode != sweep.Kill || r.Pairs < r.Known {
 			continue

@@ -218,6 +218,18 @@ func (t *trial) late(tr *tracer) {
 	if t.at == 0 || c.mode == Stop {
 		return
 	}
+	// Its threads die one after the other. Until the last is gone an engine takes its plugin for alive, and what looks
+	// then would wait for the dead one and not know its successor.
+	pid := c.pid(kind)
+	if err := await(context.Background(), idleBound, func(context.Context) string {
+		if s := stateOf(pid); s != "" && s != "Z" && s != "X" {
+			return describe(pid)
+		}
+		return ""
+	}); err != nil {
+		t.fault("%s was killed and is not gone: %v", kind, err)
+		return
+	}
 	gone := c.engines[kind.side()].done
 	switch kind.of() {
 	case "plugin":
