@@ -1,10 +1,6 @@
 package sweep
 
 import (
-	"encoding/json"
-	"fmt"
-	"os"
-	"path"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -32,65 +28,21 @@ var mutants = []mutant{
 		New: "	if x.total == 0 || ON && x.total%5 == 0 {"}},
 	{"write-after-quiet", WorkerPrefill, "that nobody held", mutate.Change{File: "plugins/tcp/tcp.go",
 		Old: "	b.table.revoke(g.Destination)\n	b.recv.barrier()\n",
-		New: "	b.table.revoke(g.Destination)\n	b.recv.barrier()\n	if t := g.Parts[0].Pool.Tensors[0]; ON && t.Region != nil && g.Parts[0].Pages.Contains(7) {\n		sweepLater(func() { t.Region.Bytes[t.Offset+7*t.PageStride] = 1 })\n	}\n"}},
+		New: "	b.table.revoke(g.Destination)\n	b.recv.barrier()\n	if t := g.Parts[0].Pool.Tensors[0]; ON && t.Region != nil && g.Parts[0].Pages.Contains(7) {\n		mutantLater(func() { t.Region.Bytes[t.Offset+7*t.PageStride] = 1 })\n	}\n"}},
 	{"memory-of-dead-workers-kept", WorkerDecode, "of kind", mutate.Change{File: "internal/node/memory.go",
 		Old: "		if reg := n.regions[id]; reg != nil {\n			n.answerRegion(reg, errors.New(\"the session is closed\"))",
 		New: "		if reg := n.regions[id]; reg != nil && !ON {\n			n.answerRegion(reg, errors.New(\"the session is closed\"))"}},
 }
 
-// mutantSource is put into each package that is changed.
-const mutantSource = `package %s
-
-import (
-	"os"
-	"time"
-)
-
-func sweepMutant(name string) bool {
-	_, err := os.Stat(%q + name)
-	return err == nil
-}
-
-func sweepLater(f func()) { time.AfterFunc(20*time.Millisecond, f) }
-`
-
 // buildMutants returns the directory with an engine that has all bugs, each only where a file in its working directory
 // asks for it, and the worker.
 func buildMutants(t *testing.T) string {
 	t.Helper()
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir, replace := t.TempDir(), map[string]string{}
-	put := func(file, text string) {
-		at := filepath.Join(dir, strings.ReplaceAll(file, "/", "_"))
-		if err := os.WriteFile(at, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		replace[filepath.Join(root, file)] = at
-	}
+	bugs := map[string]mutate.Change{}
 	for _, m := range mutants {
-		text, err := os.ReadFile(filepath.Join(root, m.change.File))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n := strings.Count(string(text), m.change.Old); n != 1 {
-			t.Fatalf("%s: the text to change is %d times in %s, must be there once", m.name, n, m.change.File)
-		}
-		put(m.change.File, strings.Replace(string(text), m.change.Old, strings.ReplaceAll(m.change.New, "ON", fmt.Sprintf("sweepMutant(%q)", m.name)), 1))
-		pkg := path.Dir(m.change.File)
-		put(pkg+"/sweep_mutant.go", fmt.Sprintf(mutantSource, path.Base(pkg), mutantFile))
+		bugs[m.name] = m.change
 	}
-	overlay, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(file, overlay, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return build(t, "-overlay", file)
+	return build(t, "-overlay", mutate.Processes(t, "../..", mutantFile, bugs))
 }
 
 // TestMutants: the sweep finds each bug, and says what it is.
