@@ -277,9 +277,10 @@ func (m *Machine) keepChunk(r *room, k *rank, ch int32) (sum int64) {
 	return sum
 }
 
-// skip passes over chunks at the front of a lane that have nothing for its engine.
+// skip passes over chunks at the front of a lane that have nothing for its engine. While engines of the other group
+// may be missing nothing is passed: a chunk that all known engines have passed is forgotten.
 func (m *Machine) skip(r *room, p *pair, k *rank, ln *lane) {
-	for ln.at != nil32 && m.nothing(r, p, k, m.chunks.at(ln.at)) {
+	for (r.whole || m.bound(r)) && ln.at != nil32 && m.nothing(r, p, k, m.chunks.at(ln.at)) {
 		m.pass(k, ln)
 	}
 }

@@ -178,14 +178,8 @@ func (m *Machine) meetGroup(idx int32, r *room, g *group) {
 		return
 	}
 	untold := false
-	for i := r.pairs; i != nil32; {
-		p := m.pairs.at(i)
-		next := p.next
-		untold = untold || p.untold
-		if !p.sm.Sibling && p.peer != nilPeer && !g.hostedBy(p.peer) {
-			m.dropPair(r, i)
-		}
-		i = next
+	for i := r.pairs; i != nil32; i = m.pairs.at(i).next {
+		untold = untold || m.pairs.at(i).untold
 	}
 	judge := r.sm.Role == statemachine.Source // the first host has rank 0
 	last := nil32
@@ -203,13 +197,21 @@ func (m *Machine) meetGroup(idx int32, r *room, g *group) {
 		m.putPair(r, i, last)
 		last = i
 	}
+	for i := r.pairs; i != nil32; { // only now: what a source holds must be held for one at least
+		p := m.pairs.at(i)
+		next := p.next
+		if !p.sm.Sibling && p.peer != nilPeer && !g.hostedBy(p.peer) {
+			m.dropPair(r, i)
+		}
+		i = next
+	}
+	r.whole = g.complete()
 	for i := r.pairs; i != nil32 && r.sm.Role == statemachine.Source; i = m.pairs.at(i).next {
 		if len(g.hosts) > 1 && g.fits(r.sm.Role, int32(r.size)) {
 			m.setMap(r, g.layout)
 		}
 		m.recount(r, i)
 	}
-	r.whole = g.complete()
 	m.setPeer(idx, r, m.pairs.at(r.pairs).peer)
 }
 
