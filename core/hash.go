@@ -14,9 +14,9 @@ func (m *Machine) Hash() uint64 {
 	h := hash(1)
 	var sum uint64
 	m.eachRecord(func(_ int32, r *room) { sum += m.hashRoom(r) })
-	for k := range m.marks {
+	for k, mk := range m.marks {
 		e := hash(2)
-		e.put(uint64(k.roomKey), k.att, uint64(k.peer))
+		e.put(uint64(k.roomKey), k.att, uint64(k.peer), flags(mk.sibling))
 		sum += e.end()
 	}
 	for k, p := range m.placeholders {

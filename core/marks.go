@@ -44,7 +44,7 @@ func (m *Machine) remember(from PeerID, f *Frame, role statemachine.Role, o *sta
 			return
 		}
 		m.seq++
-		mk := mark{m.now + int64(m.cfg.Clocks.Tombstone), m.seq}
+		mk := mark{m.now + int64(m.cfg.Clocks.Tombstone), m.seq, f.Kind == FrameGroupAbort}
 		m.marks[k] = mk
 		p.marks++
 		if len(m.markQueue) > 2*len(m.marks)+64 { // mostly marks that were consumed or renewed
@@ -149,31 +149,32 @@ func (m *Machine) unholdOf(r *room, at int) {
 	}
 }
 
-// marked is the place of a pair whose engine has ended the attempt of a record that is being opened; -1 when
-// none has. All marks of the attempt are consumed, and every engine that left one, or whose placeholder is
-// answered by itself, is told nothing.
-func (m *Machine) marked(key roomKey, r *room) int {
-	found := -1
+// marked reports whether an engine has ended the attempt of a record that is being opened, and the place of the
+// last such engine's pair: -1 when it has none yet. All marks of the attempt are consumed, and every engine that
+// left one, or whose placeholder is answered by itself, is told nothing. What a sibling says is not the word of a
+// source, which may not be known yet.
+func (m *Machine) marked(key roomKey, r *room) (at int, ok bool) {
+	at = -1
 	for id := 0; id < len(m.peers) && len(m.marks) > 0; id++ {
 		k := markKey{key, r.sm.Att, PeerID(id)}
-		if _, ok := m.marks[k]; !ok || !m.speaksFor(PeerID(id), r) {
+		mk, found := m.marks[k]
+		if !found || !m.speaksFor(PeerID(id), r) {
 			continue
 		}
 		m.dropMark(k)
-		for _, sibling := range []bool{false, true} {
-			if at := m.pairWith(r, PeerID(id), sibling); at >= 0 {
-				m.pairAt(r, at).sm.Told = true
-				found = max(found, at)
-			}
+		ok = true
+		if i := m.pairWith(r, PeerID(id), mk.sibling); i >= 0 {
+			m.pairAt(r, i).sm.Told = true
+			at = max(at, i)
 		}
 	}
-	for i := r.pairs; i != nil32 && found >= 0; i = m.pairs.at(i).next {
+	for i := r.pairs; i != nil32 && ok; i = m.pairs.at(i).next {
 		p := m.pairs.at(i)
-		if h, ok := m.placeholders[holdKey{r.id, p.peer}]; ok && h.att == r.sm.Att && r.sm.Role == statemachine.Source {
+		if h, held := m.placeholders[holdKey{r.id, p.peer}]; held && h.att == r.sm.Att && r.sm.Role == statemachine.Source {
 			p.sm.Told = true
 		}
 	}
-	return found
+	return at, ok
 }
 
 // unhold forgets a placeholder.

@@ -172,12 +172,14 @@ func (m *Machine) bound(r *room) bool {
 	return false
 }
 
-// meetGroup gives a record that is not whole a pair for each known host of the other group.
+// meetGroup gives a record that is not whole a pair for each known host of the other group. One that has ended
+// needs it as well: to answer that host, or to tell it.
 func (m *Machine) meetGroup(idx int32, r *room, g *group) {
-	if r.whole || g == nil || m.bound(r) {
+	if r.whole || g == nil || r.sm.State.Live() && m.bound(r) {
 		return
 	}
-	untold := false
+	// What a destination said when it ended, an engine that appears later has not heard.
+	untold := r.sm.State == statemachine.Ended && r.sm.Role == statemachine.Destination
 	for i := r.pairs; i != nil32; i = m.pairs.at(i).next {
 		untold = untold || m.pairs.at(i).untold
 	}
@@ -200,7 +202,7 @@ func (m *Machine) meetGroup(idx int32, r *room, g *group) {
 	for i := r.pairs; i != nil32; { // only now: what a source holds must be held for one at least
 		p := m.pairs.at(i)
 		next := p.next
-		if !p.sm.Sibling && p.peer != nilPeer && !g.hostedBy(p.peer) {
+		if !p.sm.Sibling && p.sm.Other.IsZero() && p.peer != nilPeer && !g.hostedBy(p.peer) {
 			m.dropPair(r, i)
 		}
 		i = next

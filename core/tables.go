@@ -285,8 +285,9 @@ type markKey struct {
 }
 
 type mark struct {
-	due int64
-	seq uint64
+	due     int64
+	seq     uint64
+	sibling bool // said by an engine of the own group
 }
 
 type holdKey struct {

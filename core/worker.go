@@ -161,10 +161,8 @@ func (m *Machine) open(e *Event) {
 	m.addRank(e, s, idx, r)
 
 	ev := statemachine.Event{Kind: statemachine.OnOpen, Role: s.role, Own: statemachine.Opener{Inc: m.cfg.Incarnation, Seq: m.opens}, Att: e.Att, Admitted: admitted}
-	at := m.marked(key, r)
-	if at >= 0 {
-		ev.Marked = true
-	} else if s.role == statemachine.Source && admitted {
+	at, marked := m.marked(key, r)
+	if ev.Marked = marked; !marked && s.role == statemachine.Source && admitted {
 		at, ev.D = m.nextHeld(idx, r)
 	}
 	m.reply(e, OK).Opener = ev.Own
