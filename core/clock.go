@@ -300,9 +300,8 @@ func (m *Machine) moves(r *room, within int64) bool {
 // setClocks makes the clock function total: it arms what the record's state demands. It is called
 // after every change of a record; clocks that must restart are armed by the caller before.
 func (m *Machine) setClocks(idx int32, r *room) {
-	src := r.sm.Role == statemachine.Source || m.voter(r) // whose clocks run longer than the judge's
-	pick := func(judge, source class) class {
-		if src {
+	pick := func(judge, source class) class { // whoever is not the judge has clocks that run longer than its
+		if r.sm.Role == statemachine.Source || m.voter(r) {
 			return source
 		}
 		return judge

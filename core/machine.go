@@ -56,7 +56,7 @@ type Machine struct {
 	lost         []lostEpoch      // epochs that ended, until they are fenced
 	asked        statemachine.Out // of the transition that is being carried out
 	scratch      []layout.Run
-	gathered     []statemachine.Pair // of the record that is being stepped
+	gathered     []*statemachine.Pair // of the record that is being stepped
 	reports      []report
 	saying       []PartSent
 	sets         [][]int32 // sets of ranks, ascending; none is ever changed
@@ -453,7 +453,7 @@ func (m *Machine) stepAt(idx int32, at int, e statemachine.Event) {
 	r := m.rooms.at(idx)
 	was := standingOf(r)
 	o := m.emptyOut()
-	m.transition(r, at, &e, o)
+	r.sm.Step(m.smPairs(r), at, &e, o)
 	m.settle(idx, r, was, o)
 }
 

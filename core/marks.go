@@ -115,7 +115,7 @@ func (m *Machine) nextHeld(idx int32, r *room) (at int, d statemachine.Opener) {
 		if at := m.towardsGroup(idx, r, from, h.group); at >= 0 && m.pairAt(r, at).sm.Other.IsZero() {
 			if r.sm.State != statemachine.Ended {
 				m.meetPeer(idx, r, at, from)
-				m.setMap(r, m.towards(r, h.group)) // Confirm will bring the pages and not the group
+				m.setMap(r, towards(r, m.groupOf(r, h.group))) // Confirm will bring the pages and not the group
 			}
 			return at, h.d
 		}

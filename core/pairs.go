@@ -409,25 +409,15 @@ func (m *Machine) indexOf(r *room, at int) int32 {
 	return i
 }
 
-// smPairs are the pairs of a record as the transition function has them.
-func (m *Machine) smPairs(r *room) []statemachine.Pair {
+// smPairs are the pairs of a record for the transition function, which changes them where they are. It allocates
+// no pair, so they stay there.
+func (m *Machine) smPairs(r *room) []*statemachine.Pair {
 	g := m.gathered[:0]
 	for i := r.pairs; i != nil32; i = m.pairs.at(i).next {
-		g = append(g, m.pairs.at(i).sm)
+		g = append(g, &m.pairs.at(i).sm)
 	}
 	m.gathered = g
 	return g
-}
-
-// transition runs the transition function on a record and its pairs.
-func (m *Machine) transition(r *room, at int, e *statemachine.Event, o *statemachine.Out) {
-	g := m.smPairs(r)
-	r.sm.Step(g, at, e, o)
-	k := 0
-	for i := r.pairs; i != nil32; i = m.pairs.at(i).next {
-		m.pairs.at(i).sm = g[k]
-		k++
-	}
 }
 
 // outstanding brings the record's word up to date with those of its pairs.

@@ -328,8 +328,8 @@ func (m *Machine) counterpart(r *room, from PeerID) int {
 // towardsGroup is the place of the pair with an engine whose destination is of a group; -1 when the record must
 // wait until all engines of the group are known.
 func (m *Machine) towardsGroup(idx int32, r *room, from PeerID, group string) int {
-	if id, ok := m.ids[group]; ok && !r.whole {
-		if g := m.groups[groupPair{r.group, id}]; g != nil && (len(g.hosts) > 1 || !g.complete()) {
+	if !r.whole {
+		if g := m.groupOf(r, group); g != nil && (len(g.hosts) > 1 || !g.complete()) {
 			if m.meetGroup(idx, r, g); !r.whole {
 				return -1
 			}
@@ -469,7 +469,7 @@ func (m *Machine) otherPairOf(r *room, d statemachine.Opener) bool {
 func (m *Machine) stepFrame(idx int32, r *room, at int, from PeerID, f *Frame, e *statemachine.Event) {
 	was := standingOf(r)
 	o := m.emptyOut()
-	m.transition(r, at, e, o)
+	r.sm.Step(m.smPairs(r), at, e, o)
 	if was.state.Live() && r.sm.State == statemachine.Ended && r.detail == nil32 && r.sm.ByPeer {
 		switch f.Kind {
 		case FrameVerdict, FrameAbort, FrameGroupVerdict, FrameGroupAbort:
@@ -485,8 +485,8 @@ func (m *Machine) stepFrame(idx int32, r *room, at int, from PeerID, f *Frame, e
 // absent answers a frame for which there is no record.
 func (m *Machine) absent(from PeerID, role statemachine.Role, f *Frame, e *statemachine.Event, sibling bool) {
 	o := m.emptyOut()
-	one := append(m.gathered[:0], statemachine.Pair{Sibling: sibling})
-	(&statemachine.Record{Role: role}).Step(one, 0, e, o)
+	m.gathered = append(m.gathered[:0], &statemachine.Pair{Sibling: sibling})
+	(&statemachine.Record{Role: role}).Step(m.gathered, 0, e, o)
 	m.remember(from, f, role, o)
 	if o.Do&statemachine.DoDrop != 0 {
 		m.stats.Dropped++
@@ -773,11 +773,12 @@ func (m *Machine) takePages(idx int32, r *room, at int, from PeerID, f *Frame) {
 	}
 	ranks := int32(r.size)
 	if f.Kind == FrameRegister { // Confirm does not name the group: the placeholder did
-		if g := m.groupOf(r, f.Group); g != nil && g.reason == statemachine.LayoutMismatch {
+		g := m.groupOf(r, f.Group)
+		if g != nil && g.reason == statemachine.LayoutMismatch {
 			m.end(idx, g.reason, g.detail)
 			return
 		}
-		m.setMap(r, m.towards(r, f.Group))
+		m.setMap(r, towards(r, g))
 	}
 	lm := m.mapOf(r)
 	if !lm.IsZero() {
@@ -815,9 +816,9 @@ func (m *Machine) takePages(idx int32, r *room, at int, from PeerID, f *Frame) {
 }
 
 // towards is how the pages of a source are mapped to those of a group at its peer; of a group that is not
-// known nothing else than equal layouts can be meant.
-func (m *Machine) towards(r *room, group string) layout.Map {
-	if g := m.groupOf(r, group); g != nil && g.fits(statemachine.Source, int32(r.size)) {
+// known, nil, nothing else than equal layouts can be meant.
+func towards(r *room, g *group) layout.Map {
+	if g != nil && g.fits(statemachine.Source, int32(r.size)) {
 		return g.layout
 	}
 	return layout.Map{}

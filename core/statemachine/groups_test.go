@@ -34,10 +34,15 @@ const (
 
 func stepWide(r wide, at int, e Event) (wide, Out) {
 	var o Out
-	pairs := append([]Pair(nil), r.Pairs[:r.n]...)
-	r.Step(pairs, at, &e, &o)
-	copy(r.Pairs[:], pairs)
+	r.Step(r.pairs(), at, &e, &o)
 	return r, o
+}
+
+func (r *wide) pairs() (p []*Pair) {
+	for i := range r.n {
+		p = append(p, &r.Pairs[i])
+	}
+	return p
 }
 
 // The columns at P1.
@@ -521,7 +526,7 @@ func TestGroupsResync(t *testing.T) {
 		}
 	}
 	var o Out
-	vV.Vote(vV.Pairs[:3], &o)
+	vV.Vote(vV.pairs(), &o)
 	if len(o.Sends) != 1 || o.Sends[0] != (Send{Kind: FrameReady, At: toSibling, D: dj2, Att: att}) {
 		t.Errorf("a vote repeats %+v", o.Sends)
 	}

@@ -4,7 +4,7 @@ package statemachine
 // its pairs in place and adds to o, which the caller has emptied, what it asks the caller to do. at is the
 // pair that the event is about, for the events that are about one. An absent record stays absent unless
 // the event is OnOpen; of a frame for one, the caller gives a single empty pair that says whose it is.
-func (r *Record) Step(pairs []Pair, at int, e *Event, o *Out) {
+func (r *Record) Step(pairs []*Pair, at int, e *Event, o *Out) {
 	lost := e.Kind == OnPeerDead || e.Kind == OnHelloNewer
 	t := turn{r, pairs, at, lost, o}
 	inside := at >= 0 && at < len(pairs)
@@ -56,7 +56,7 @@ func (r *Record) Step(pairs []Pair, at int, e *Event, o *Out) {
 // turn is one call of Step.
 type turn struct {
 	*Record
-	pairs []Pair
+	pairs []*Pair
 	at    int
 	lost  bool // the engine of the pair, or its older incarnation, is: it hears nothing
 	o     *Out
@@ -102,7 +102,7 @@ func (r *Record) Column(p *Pair) State {
 	return r.State
 }
 
-func (t *turn) column(at int) State { return t.Column(&t.pairs[at]) }
+func (t *turn) column(at int) State { return t.Column(t.pairs[at]) }
 
 // behind makes the state of the record that of its pair that is behind.
 func (t *turn) behind() {
@@ -110,8 +110,8 @@ func (t *turn) behind() {
 	if t.Role == Destination {
 		least = Bound
 	}
-	for i := range t.pairs {
-		if !t.pairs[i].Sibling {
+	for i, p := range t.pairs {
+		if !p.Sibling {
 			least = min(least, t.column(i))
 		}
 	}
@@ -123,8 +123,7 @@ func (t *turn) behind() {
 func (t *turn) openEnded() {
 	t.Admitted = true
 	t.State, t.Reason, t.ByPeer = Ended, PeerAborted, true
-	for i := range t.pairs {
-		p := &t.pairs[i]
+	for i, p := range t.pairs {
 		switch {
 		case i == t.at || p.Told:
 		case p.Sibling:
@@ -151,8 +150,8 @@ func (t *turn) offer(d Opener) {
 // register announces a destination's pages to every source engine.
 func (t *turn) register() {
 	t.State, t.Pages = Registered, Armed
-	for i := range t.pairs {
-		if !t.pairs[i].Sibling {
+	for i, p := range t.pairs {
+		if !p.Sibling {
 			t.send(i, Send{Kind: FrameRegister, D: t.Own, Att: t.Att})
 		}
 	}
@@ -166,12 +165,12 @@ func (t *turn) drained(p *Pair) bool { return t.State == Ended && p.Ops.QuietRem
 func (t *turn) endSource(why Reason, cause int) {
 	t.State, t.Reason, t.ByPeer = Ended, why, cause != here && !t.lost
 	t.o.Do |= DoCancel
-	for i := range t.pairs {
+	for i, p := range t.pairs {
 		if i == cause && t.lost {
 			continue // one that comes back the same asks by Resync
 		}
 		if i != cause {
-			t.send(i, Send{Kind: FrameAbort, S: t.Own, D: t.pairs[i].Other, Att: t.Att, Reason: why})
+			t.send(i, Send{Kind: FrameAbort, S: t.Own, D: p.Other, Att: t.Att, Reason: why})
 		}
 		t.answerEnd(i, i == cause)
 	}
@@ -179,7 +178,7 @@ func (t *turn) endSource(why Reason, cause int) {
 
 // answerEnd tells a destination what it waits for: Drained once it is true, else that s has ended.
 func (t *turn) answerEnd(at int, abort bool) {
-	p := &t.pairs[at]
+	p := t.pairs[at]
 	switch {
 	case p.Other.IsZero():
 	case t.drained(p):
@@ -237,8 +236,7 @@ func (t *turn) source(e *Event) {
 	case OnComplete:
 		if t.State == Confirmed {
 			t.State, t.Started = Committed, true
-			for i := range t.pairs {
-				p := &t.pairs[i]
+			for i, p := range t.pairs {
 				p.RankQuiet = p.Ops.QuietRemote()
 				t.send(i, Send{Kind: FrameRankEnd, S: t.Own, D: p.Other, Quiet: p.RankQuiet})
 			}
@@ -301,8 +299,8 @@ func (t *turn) source(e *Event) {
 
 // request asks the judge to end a room that this side cannot end any more.
 func (t *turn) request(why Reason) {
-	for i := range t.pairs {
-		if p := &t.pairs[i]; p.Judge {
+	for i, p := range t.pairs {
+		if p.Judge {
 			t.send(i, Send{Kind: FrameAbort, S: t.Own, D: p.Other, Att: t.Att, Reason: why})
 		}
 	}
@@ -315,8 +313,8 @@ func (t *turn) unknown() { t.endCommitted(OutcomeUnknown) }
 // which pairs are drained.
 func (t *turn) endCommitted(why Reason) {
 	t.State, t.Reason = Ended, why
-	for i := range t.pairs {
-		if !t.pairs[i].RankQuiet {
+	for i, p := range t.pairs {
+		if !p.RankQuiet {
 			t.answerEnd(i, false)
 		}
 	}
@@ -324,8 +322,7 @@ func (t *turn) endCommitted(why Reason) {
 
 // opsMoved announces where an ended source is drained, once.
 func (t *turn) opsMoved() {
-	for i := range t.pairs {
-		p := &t.pairs[i]
+	for i, p := range t.pairs {
 		if p.DrainedSent {
 			continue
 		}
@@ -337,7 +334,7 @@ func (t *turn) opsMoved() {
 }
 
 func (t *turn) sourceFrame(e *Event) {
-	p := &t.pairs[t.at]
+	p := t.pairs[t.at]
 	column := t.column(t.at)
 	own := e.D == p.Other
 	switch e.Frame {
@@ -459,8 +456,7 @@ func (t *turn) verdict(e *Event, p *Pair, column State) {
 func (t *turn) endDestination(why Reason, cause int) {
 	t.State, t.Reason, t.ByPeer = Ended, why, cause != here && !t.lost
 	t.restPages()
-	for i := range t.pairs {
-		p := &t.pairs[i]
+	for i, p := range t.pairs {
 		switch {
 		case i == cause && t.lost:
 		case p.Sibling && !p.Other.IsZero(): // it voted
@@ -484,8 +480,8 @@ func (t *turn) restPages() {
 	}
 	t.o.Do |= DoRevoke
 	t.Pages, t.Rung = Quiescing, Drain
-	for i := range t.pairs {
-		if p := &t.pairs[i]; !p.Sibling && p.Other.IsZero() { // no Confirm was sent
+	for _, p := range t.pairs {
+		if !p.Sibling && p.Other.IsZero() { // no Confirm was sent
 			p.Quiet = true
 		}
 	}
@@ -494,8 +490,8 @@ func (t *turn) restPages() {
 
 // quietIfAll takes the pages off the ladder when no source can write to them any more.
 func (t *turn) quietIfAll() {
-	for i := range t.pairs {
-		if p := &t.pairs[i]; !p.Sibling && !p.Quiet {
+	for _, p := range t.pairs {
+		if !p.Sibling && !p.Quiet {
 			return
 		}
 	}
@@ -519,7 +515,7 @@ func (r *Record) judged() Outcome {
 // answer repeats the verdict of an ended destination to s: its own for its pair, else Failed. A vote without
 // an answer knows nothing to say; the judge answers.
 func (t *turn) answer(s Opener) {
-	p := &t.pairs[t.at]
+	p := t.pairs[t.at]
 	switch {
 	case s != p.Other:
 		t.send(t.at, Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: StaleRoom, S: s, D: t.Own})
@@ -538,8 +534,8 @@ func (r *Record) Repeat(p *Pair) Send {
 // complete: a RankEnd or a vote has come. With the last one the judge succeeds, the others vote.
 func (t *turn) complete() {
 	voter := false
-	for i := range t.pairs {
-		switch p := &t.pairs[i]; {
+	for _, p := range t.pairs {
+		switch {
 		case p.Judge: // only a sibling is, at a destination
 			voter = true
 		case p.Sibling && p.Other.IsZero(), !p.Sibling && !p.RankEnded:
@@ -553,8 +549,8 @@ func (t *turn) complete() {
 	}
 	t.State, t.Reason = Ended, Success
 	t.restPages()
-	for i := range t.pairs {
-		if p := &t.pairs[i]; p.Sibling {
+	for i, p := range t.pairs {
+		if p.Sibling {
 			t.send(i, t.groupVerdict(p.Other))
 		} else {
 			t.send(i, t.Repeat(p))
@@ -563,9 +559,9 @@ func (t *turn) complete() {
 }
 
 // Vote asks for Ready to the judge: by the transition, and by Resync of a record that has voted.
-func (r *Record) Vote(pairs []Pair, o *Out) {
-	for i := range pairs {
-		if pairs[i].Judge {
+func (r *Record) Vote(pairs []*Pair, o *Out) {
+	for i, p := range pairs {
+		if p.Judge {
 			o.Sends = append(o.Sends, Send{Kind: FrameReady, At: i, D: r.Own, Att: r.Att})
 		}
 	}
@@ -592,8 +588,8 @@ func (t *turn) destination(e *Event) {
 		case t.State != Voted:
 			t.endDestination(why, here)
 		case why == Aborted || why == Deadline:
-			for i := range t.pairs {
-				if p := &t.pairs[i]; p.Sibling {
+			for i, p := range t.pairs {
+				if p.Sibling {
 					t.send(i, Send{Kind: FrameGroupAbort, Att: t.Att, Reason: why})
 				}
 			}
@@ -645,7 +641,7 @@ func (t *turn) destination(e *Event) {
 			t.Rung, t.Pages = Quarantine, Quarantined
 		}
 	case OnFenced:
-		p := &t.pairs[t.at]
+		p := t.pairs[t.at]
 		switch {
 		case t.State != Ended || t.Rung == NoRung:
 		case e.Quiet && p.SourceEnded:
@@ -663,8 +659,8 @@ func (t *turn) destination(e *Event) {
 		case t.State == Ended && t.Rung != NoRung:
 			t.rest(Fenced)
 		case t.State == Voted:
-			for i := range t.pairs {
-				if p := &t.pairs[i]; !p.Sibling {
+			for _, p := range t.pairs {
+				if !p.Sibling {
 					p.Quiet = true
 				}
 			}
@@ -711,8 +707,8 @@ func (t *turn) siblingLost(e *Event) {
 	case t.State == Voted:
 		t.endVote(OutcomeUnknown)
 	case t.State == Registered, t.State == Bound:
-		for i := range t.pairs {
-			if p := &t.pairs[i]; !p.Sibling && !p.Other.IsZero() {
+		for _, p := range t.pairs {
+			if !p.Sibling && !p.Other.IsZero() {
 				t.endDestination(PeerLost, t.at)
 				return
 			}
@@ -722,7 +718,7 @@ func (t *turn) siblingLost(e *Event) {
 
 // askFence asks for rung 3 once it can be a proof: the source engine said "ended".
 func (t *turn) askFence(at int) {
-	if p := &t.pairs[at]; t.Rung == Fence && p.SourceEnded && !p.Quiet {
+	if p := t.pairs[at]; t.Rung == Fence && p.SourceEnded && !p.Quiet {
 		t.fence(at)
 	}
 }
@@ -735,7 +731,7 @@ func (t *turn) fence(at int) {
 // sourceEnded notes that s submits nothing any more. Pages that came to rest in quarantine because nobody could
 // say so have their fence asked now, once.
 func (t *turn) sourceEnded(at int) {
-	p := &t.pairs[at]
+	p := t.pairs[at]
 	if t.Rung == Quarantine && !p.SourceEnded && !p.Quiet {
 		t.fence(at)
 	}
@@ -748,7 +744,7 @@ func (t *turn) destinationFrame(e *Event) {
 		t.drop()
 		return
 	}
-	p := &t.pairs[t.at]
+	p := t.pairs[t.at]
 	column := t.column(t.at)
 	own := e.S == p.Other
 	refuse := func(outcome Outcome, why Reason) {
@@ -874,7 +870,7 @@ func (t *turn) aborted(e *Event, p *Pair, column State) {
 
 // siblingFrame is every row of docs/protocol.md between the engines of a destination group.
 func (t *turn) siblingFrame(e *Event) {
-	p := &t.pairs[t.at]
+	p := t.pairs[t.at]
 	switch {
 	case e.Frame == FrameReady && !p.Judge:
 		switch {

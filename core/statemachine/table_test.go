@@ -24,9 +24,8 @@ type one struct {
 
 // step is the transition of a record with one pair.
 func step(r one, e Event) (one, Out) {
-	pairs, o := []Pair{r.Pair}, Out{}
-	r.Step(pairs, 0, &e, &o)
-	r.Pair = pairs[0]
+	o := Out{}
+	r.Step([]*Pair{&r.Pair}, 0, &e, &o)
 	return r, o
 }
 
