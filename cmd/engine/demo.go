@@ -21,6 +21,7 @@ func newDemo(a *app) *cobra.Command {
   engine demo -o json
   engine demo --faults engine,link --seed 7
   engine demo --peers etcd
+  engine demo --ranks 2:4 --upgrade
   engine demo --trace conversation.jsonl --rooms 5000 --bytes 8GiB`,
 		Args:        arguments(0, 0, "no argument"),
 		Annotations: effect(starts),
@@ -39,9 +40,11 @@ func newDemo(a *app) *cobra.Command {
 	f.Float64Var(&o.AbortFraction, "abort-fraction", o.AbortFraction, "share of the rooms that a worker aborts")
 	f.StringVar(&o.Arrival, "arrival", o.Arrival, "burst or spread")
 	f.StringVar(&o.Plugin, "plugin", "", "another backend: exec:PATH or wasm:FILE")
+	f.StringVar(&o.Ranks, "ranks", o.Ranks, "worker processes that share the model's heads, PREFILL:DECODE; more than one: all in Go")
 	f.BoolVar(&o.NoPython, "no-python", false, "both workers in Go")
 	f.BoolVar(&o.NoIncident, "no-incident", false, "leave the first part out")
 	f.StringVar(&o.Faults, "faults", o.Faults, "what is done to engines, plugins and workers meanwhile: all, none, or some of "+strings.Join(demo.FaultNames(), ","))
+	f.BoolVar(&o.Upgrade, "upgrade", false, "upgrade the plugin of one side meanwhile, as engine plugins upgrade does: no room may fail by that")
 	f.Var(&choice{&o.Peers, []string{demo.PeersLocal, demo.PeersEtcd}}, "peers", "local, or etcd: by a store that the demo starts, and kills in between")
 	f.DurationVar(&o.Deadline, "deadline", o.Deadline, "longest run")
 	f.VarP(&choice{&o.Output, []string{"table", "json"}}, "output", "o", "table or json")
@@ -73,6 +76,8 @@ func newDemoWorker(a *app) *cobra.Command {
 	f.StringVar(&o.Socket, "socket", "", "worker socket of the engine")
 	f.StringVar(&o.Group, "group", "", "own group; default: the role")
 	f.StringVar(&o.PeerGroup, "peer-group", "", "group of the counterpart; default: the other role")
+	f.IntVar(&o.Rank, "rank", 0, "this worker's of --size")
+	f.IntVar(&o.Size, "size", o.Size, "workers that share the model; with --schedule")
 	f.StringVar(&o.Schedule, "schedule", "", "schedule file that the demo wrote")
 	f.BoolVar(&o.Orders, "orders", false, "play what standard input orders, a JSON object a line, as the demo does")
 	f.StringVar(&o.Trace, "trace", "", "Mooncake-format trace; default: a generated sample")

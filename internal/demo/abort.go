@@ -23,7 +23,7 @@ func newAborter(w *worker, r *Room, room kvRoom) *aborter {
 
 // after starts the abort, delay from now; only rooms that this worker is to abort have one.
 func (a *aborter) after(ctx context.Context, delay time.Duration) {
-	if a.r.Aborter != a.w.role || a.done != nil {
+	if !a.w.aborts(a.r) || a.done != nil {
 		return
 	}
 	a.done = make(chan struct{})

@@ -20,6 +20,9 @@ func Worker(ctx context.Context, o WorkerOptions) error {
 	if err != nil {
 		return err
 	}
+	if plan.Heads%o.Size != 0 {
+		return asOptions(fmt.Errorf("--size %d: the schedule has %d heads to share", o.Size, plan.Heads))
+	}
 	if o.Python {
 		return runPythonWorker(ctx, o, plan)
 	}
@@ -42,6 +45,7 @@ func (o WorkerOptions) argv(binary string) []string {
 	argv := []string{
 		binary, "demo", "worker", "--role", o.Role, "--socket", o.Socket, "--schedule", o.Schedule,
 		"--group", o.Group, "--peer-group", o.PeerGroup, "--quiet", o.Quiet.String(),
+		"--rank", strconv.Itoa(o.Rank), "--size", strconv.Itoa(o.Size),
 	}
 	if o.Orders {
 		argv = append(argv, "--orders")

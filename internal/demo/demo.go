@@ -30,6 +30,8 @@ type Options struct {
 	AbortFraction float64
 	// Arrival is "burst" (requests with one timestamp arrive at once) or "spread".
 	Arrival string
+	// Ranks is how many worker processes share the model, as prefill:decode. Python plays one of one alone.
+	Ranks string
 	// NoPython runs both workers in Go even where Python is there.
 	NoPython bool
 	// Plugin is empty for the embedded backend, "exec:PATH" for a plugin program, or "wasm:FILE" for a guest.
@@ -43,6 +45,9 @@ type Options struct {
 	// Faults are what the demo does to the engines, plugins and workers meanwhile: "all", "none", or names
 	// of FaultNames, with commas in between.
 	Faults string
+	// Upgrade has the transfer plugin of one side upgraded among the faults, as `engine plugins upgrade` does: no
+	// room may fail by that.
+	Upgrade bool
 
 	// Executable is the engine binary; empty: this process's own.
 	Executable string
@@ -63,6 +68,7 @@ func Defaults() Options {
 		AbortFraction: 0.05,
 		Arrival:       ArrivalBurst,
 		Faults:        faultsAll,
+		Ranks:         "1:1",
 		Peers:         PeersLocal,
 		Output:        "table",
 		Deadline:      3 * time.Minute,
@@ -108,6 +114,9 @@ func (o Options) check() error {
 	if o.Arrival != ArrivalBurst && o.Arrival != ArrivalSpread {
 		bad("--arrival %q: must be %s or %s", o.Arrival, ArrivalBurst, ArrivalSpread)
 	}
+	if _, err := ranksOf(o.Ranks); err != nil {
+		errs = append(errs, err)
+	}
 	if o.Output != "table" && o.Output != "json" {
 		bad("-o %q: must be table or json", o.Output)
 	}
@@ -119,7 +128,7 @@ func (o Options) check() error {
 	if o.Peers != PeersLocal && o.Peers != PeersEtcd {
 		bad("--peers %q: must be %s or %s", o.Peers, PeersLocal, PeersEtcd)
 	}
-	if kinds, err := faultKinds(o.Faults, o.Peers); err != nil {
+	if kinds, err := o.strikes(); err != nil {
 		errs = append(errs, err)
 	} else if least := leastRooms(len(kinds)); o.Rooms >= 1 && o.Rooms < least {
 		bad("--rooms %d: too few to have --faults %s strike while others are in flight; take %d or more, or --faults none", o.Rooms, o.Faults, least)
@@ -164,7 +173,7 @@ type Result struct {
 // Fault is one that the demo provoked: how long the rooms that were open and not terminal at that moment
 // took from it until their workers saw a terminal status.
 type Fault struct {
-	What  string  `json:"what"` // of FaultNames
+	What  string  `json:"what"` // of FaultNames, or "upgrade"
 	Rooms int     `json:"rooms"`
 	P50   float64 `json:"p50_ms"`
 	P99   float64 `json:"p99_ms"`
@@ -217,6 +226,9 @@ type WorkerOptions struct {
 	AbortFraction float64
 	Arrival       string
 
+	// Rank and Size: the worker is one of several that share the model. It needs Schedule, of the same sizes.
+	Rank, Size int
+
 	// Orders has the worker play what Stdin orders instead, a JSON object a line; it needs Schedule. The
 	// demo is the router then.
 	Orders bool
@@ -233,6 +245,7 @@ type WorkerOptions struct {
 // WorkerDefaults returns the options of a plain `engine demo worker`: a short run.
 func WorkerDefaults() WorkerOptions {
 	return WorkerOptions{
+		Size:          1,
 		Rooms:         100,
 		Bytes:         256 << 20,
 		Seed:          1,
@@ -263,6 +276,12 @@ func (o WorkerOptions) check() error {
 	}
 	if o.Orders && o.Python {
 		errs = append(errs, errors.New("--orders: not with --python"))
+	}
+	switch {
+	case o.Size < 1 || o.Size > maxRanks || o.Rank < 0 || o.Rank >= o.Size:
+		errs = append(errs, fmt.Errorf("--rank %d --size %d: of 1 to %d ranks, from 0", o.Rank, o.Size, maxRanks))
+	case o.Size > 1 && (o.Schedule == "" || o.Python):
+		errs = append(errs, errors.New("--size: needs the file of --schedule, which says what the ranks share, and a worker in Go"))
 	}
 	if o.Quiet <= 0 {
 		errs = append(errs, fmt.Errorf("--quiet %v: must be more than 0", o.Quiet))

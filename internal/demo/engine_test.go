@@ -92,6 +92,29 @@ func TestDemoMovesRealKV(t *testing.T) {
 	}
 }
 
+// Two prefill ranks and four decode ranks share the heads; all the decode ranks die at once, and the plugin of one
+// side is upgraded: only the death fails rooms.
+func TestDemoOfRanks(t *testing.T) {
+	t.Parallel()
+	r, err := runJSON(t, func(o *Options) {
+		o.Ranks, o.Faults, o.Upgrade, o.Rooms, o.Bytes = "2:4", faultWorker, true, 40, 12<<20
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Rooms != 40 || r.Success < 30 || r.LostAttempts[reasonWorkerLost] == 0 || r.Failed != 0 || r.Bytes < 2<<20 {
+		t.Errorf("%+v", r)
+	}
+	if len(r.Faults) != 2 || !slices.ContainsFunc(r.Faults, func(f Fault) bool { return f.What == faultUpgrade && f.Rooms > 0 }) {
+		t.Errorf("faults %+v", r.Faults)
+	}
+	for reason := range r.LostAttempts {
+		if reason != reasonWorkerLost && reason != reasonAborted && reason != reasonPeerAborted {
+			t.Errorf("attempts ended as %s", reason)
+		}
+	}
+}
+
 // Both workers in Go, of which one goes on with the next engine, as the Python worker does elsewhere.
 func TestDemoInGoSurvivesItsEngine(t *testing.T) {
 	t.Parallel()

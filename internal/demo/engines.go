@@ -60,6 +60,7 @@ func engineConfig(dir, node, plugin, peers string) string {
 	fmt.Fprintf(&b, "peers: %s\n", peers)
 	fmt.Fprintf(&b, "clocks: {bootstrap: 45s, register: 45s, input: 45s}\n")
 	fmt.Fprintf(&b, "drain: {budget: 5s}\n")
+	fmt.Fprintf(&b, "admin: {enable_mutations: true}\n") // for --upgrade; the socket is in a directory of the demo's
 	if plugin == "" {
 		fmt.Fprintf(&b, "transfer: {backend: tcp}\n")
 		return b.String()
@@ -98,6 +99,20 @@ func (e *engine) plugin(ctx context.Context) (name string, p admin.PluginEpoch, 
 		}
 	}
 	return "", p, fmt.Errorf("no plugin of %s is up", e.node)
+}
+
+// upgrade is `engine plugins upgrade`: the same program in a new process beside that of the old epoch, which
+// finishes what it has. It returns when the old one is gone.
+func (e *engine) upgrade(ctx context.Context, name string, old uint32) error {
+	c := admin.NewClient(e.admin)
+	defer c.Close()
+	if err := c.UpgradePlugin(ctx, name, admin.Upgrade{}, func(admin.UpgradeStep) {}); err != nil {
+		return fmt.Errorf("upgrade the %s plugin of %s: %w", name, e.node, err)
+	}
+	if _, p, err := e.plugin(ctx); err != nil || p.Epoch <= old {
+		return fmt.Errorf("upgrade the %s plugin of %s: epoch %d follows %d: %w", name, e.node, p.Epoch, old, err)
+	}
+	return nil
 }
 
 // errBackendDown: the engine has given its backend up.

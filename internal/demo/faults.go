@@ -17,6 +17,8 @@ const (
 	faultLink   = "link"   // the connection between the engines is cut for cutTime
 	faultStore  = "store"  // SIGKILL to the membership's store, which is started again after storeTime
 
+	faultUpgrade = "upgrade" // a new process of the transfer plugin of one side; no fault, and by --upgrade alone
+
 	faultsAll  = "all"
 	faultsNone = "none"
 )
@@ -73,6 +75,15 @@ func faultKinds(text, peers string) ([]string, error) {
 		kinds = append(kinds, k)
 	}
 	return kinds, nil
+}
+
+// strikes are what is done to the engines: the faults, and the upgrade.
+func (o Options) strikes() ([]string, error) {
+	kinds, err := faultKinds(o.Faults, o.Peers)
+	if err == nil && o.Upgrade {
+		kinds = append(kinds, faultUpgrade)
+	}
+	return kinds, err
 }
 
 // leastRooms is how many rooms a run with so many faults needs.
@@ -173,7 +184,7 @@ func (f *fault) explains(reason string) bool {
 	case faultWorker:
 		return reason == reasonWorkerLost
 	}
-	return false // the others end nothing
+	return false // the others end nothing, nor does an upgrade
 }
 
 // readLate is how long after a strike a worker may note an answer that was given before it.

@@ -171,6 +171,8 @@ func (r *Result) compare(id attemptID, prefill, decode *side) {
 	src, dst := prefill.rooms[id], decode.rooms[id]
 	switch {
 	case prefill.died[id] || decode.died[id]:
+	case src.split || dst.split:
+		r.Disagreed++
 	case !dst.terminal() || src.Status == dst.Status:
 	case dst.Status == statusSuccess && src.Status == statusFailed && (src.Reason == reasonOutcomeUnknown || src.Reason == reasonEngineLost):
 		r.Unknown++

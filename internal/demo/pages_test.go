@@ -7,7 +7,7 @@ import (
 )
 
 func testMemory() (memory, PlanHeader) {
-	h := PlanHeader{PageBytes: 512, Tensors: 4, PoolPages: 64, BlockPages: 8, Seed: 5}
+	h := PlanHeader{PageBytes: 512, PageTokens: 64, Heads: 1, Tensors: 4, PoolPages: 64, BlockPages: 8, Seed: 5}
 	return newMemory(make([]byte, h.poolBytes()), h), h
 }
 
@@ -75,7 +75,7 @@ func TestPrefixCacheEvictsOldestIdleBlock(t *testing.T) {
 
 func TestContentTellsPagesApart(t *testing.T) {
 	mem, h := testMemory()
-	c := newContent(h)
+	c := newContent(h, 0, 1)
 	b := mem.page(0, 0)
 	c.fill(b, 7, 3, 1)
 	if !c.holds(b, 7, 3, 1) {

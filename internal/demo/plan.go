@@ -23,8 +23,8 @@ const (
 	blockPages    = trace.BlockTokens / pageTokens
 	planTensors   = 4       // two layers, K and V
 	fullModelKV   = 327_680 // bytes a token of Llama-3-70B, the scale that is printed
-	pageUnit      = 128     // a page of one tensor is a multiple of it,
-	minPageBytes  = 512     // at least so much
+	pageUnit      = 128     // a head's part of a page of one tensor is a multiple of it: 2 bytes a token,
+	minPageBytes  = 512     // of all heads at least so much
 	maxPageBytes  = 256 << 10
 	minPoolPages  = 16_384
 	maxPoolBytes  = int64(512) << 20 // unless the largest prompt needs more
@@ -50,8 +50,9 @@ type PlanHeader struct {
 	BlockPages  int     `json:"block_pages"`
 	ChunkTokens int     `json:"chunk_tokens"`
 	Tensors     int     `json:"tensors"`
-	PageBytes   int     `json:"page_bytes"` // of one tensor; a page holds Tensors of them
-	PoolPages   int     `json:"pool_pages"` // of each worker
+	PageBytes   int     `json:"page_bytes"` // of one tensor, all heads; a page holds Tensors of them
+	Heads       int     `json:"heads"`      // that ranks share; each has as many bytes of a page
+	PoolPages   int     `json:"pool_pages"` // of each worker, or rank
 	Speed       float64 `json:"speed"`      // trace time divided by time here
 	Count       int     `json:"rooms"`
 }
@@ -103,9 +104,10 @@ type planOptions struct {
 	Seed          uint64
 	AbortFraction float64
 	Arrival       string
+	Ranks         [2]int // prefill, decode; zero: one each
 }
 
-// NewPlan reads or generates the trace and makes the schedule.
+// newPlan reads or generates the trace and makes the schedule.
 func newPlan(o planOptions) (*Plan, error) {
 	reqs, err := trace.Load(o.Trace, o.Rooms, o.Seed)
 	if err != nil {
@@ -123,9 +125,12 @@ func planTrace(reqs []trace.Request, o planOptions) (*Plan, error) {
 	if len(reqs) == 0 {
 		return nil, errors.New("the trace holds no request")
 	}
+	if o.Ranks == [2]int{} {
+		o.Ranks = [2]int{1, 1}
+	}
 	p := &Plan{PlanHeader: PlanHeader{
 		Version: 1, Seed: o.Seed, Arrival: o.Arrival, PageTokens: pageTokens, BlockPages: blockPages,
-		Tensors: planTensors, Speed: 1, Count: len(reqs),
+		Tensors: planTensors, Heads: headsFor(o.Ranks), Speed: 1, Count: len(reqs),
 	}}
 	if span := reqs[len(reqs)-1].Timestamp - reqs[0].Timestamp; span > 0 {
 		want := float64(len(reqs)) * roomInterval / 1000
@@ -150,7 +155,9 @@ func planTrace(reqs []trace.Request, o planOptions) (*Plan, error) {
 	}
 
 	perPage := (o.Bytes + moved - 1) / moved
-	p.PageBytes = int(min(max((perPage/planTensors+pageUnit-1)/pageUnit*pageUnit, minPageBytes), maxPageBytes))
+	unit := int64(pageUnit * p.Heads)
+	up := func(n int64) int64 { return (n + unit - 1) / unit * unit }
+	p.PageBytes = int(min(max(up(perPage/planTensors), up(minPageBytes)), maxPageBytes/unit*unit))
 	p.PoolPages = int(max(int64(2*largest), min(minPoolPages, maxPoolBytes/p.PageBytesAll())))
 
 	if p.poolBytes() > maxPlanBytes {
@@ -272,13 +279,14 @@ func (p *Plan) sizeNote(asked int64) string {
 	}
 	text := fmt.Sprintf("asked to move %s, going to move %s: the rooms have %d pages that are not cached, ", sizeText(asked), sizeText(s.Bytes), s.Pages)
 	size := fmt.Sprintf("%s in each of %d tensors", sizeText(int64(p.PageBytes)), p.Tensors)
+	unit := pageUnit * p.Heads
 	switch p.PageBytes {
-	case minPageBytes:
+	case (minPageBytes + unit - 1) / unit * unit:
 		return text + "and a page has at least " + size + "; fewer --rooms move less"
-	case maxPageBytes:
+	case maxPageBytes / unit * unit:
 		return text + "and a page has at most " + size + "; more --rooms move more"
 	}
-	return text + fmt.Sprintf("and a page's size is rounded up to a multiple of %d B, to %s", pageUnit, size)
+	return text + fmt.Sprintf("and a page's size is rounded up to a multiple of %d B, to %s", unit, size)
 }
 
 // Write writes the schedule: the header, then a line a room.
@@ -312,6 +320,8 @@ func readPlan(r io.Reader) (*Plan, error) {
 		return nil, fmt.Errorf("schedule, line 1: rooms %d is not between 1 and %d", h.Count, maxRooms)
 	case h.PageBytes < minPageBytes || h.PageBytes > maxPageBytes || h.Tensors < 1 || h.Tensors > 64:
 		return nil, fmt.Errorf("schedule, line 1: page_bytes %d, tensors %d: outside [%d, %d], [1, 64]", h.PageBytes, h.Tensors, minPageBytes, maxPageBytes)
+	case h.Heads < 1 || h.Heads > maxRanks*maxRanks || h.PageBytes%(pageUnit*h.Heads) != 0:
+		return nil, fmt.Errorf("schedule, line 1: heads %d: not between 1 and %d, or page_bytes %d is no multiple of %d each", h.Heads, maxRanks*maxRanks, h.PageBytes, pageUnit)
 	case h.PageTokens < 1 || h.BlockPages < 1 || h.PoolPages < 1 || h.PoolPages > 4*trace.MaxTokens/pageTokens || h.poolBytes() > maxPlanBytes:
 		return nil, fmt.Errorf("schedule, line 1: page_tokens %d, block_pages %d, pool_pages %d: out of range", h.PageTokens, h.BlockPages, h.PoolPages)
 	}

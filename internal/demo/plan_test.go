@@ -153,17 +153,17 @@ func TestOptionsAreChecked(t *testing.T) {
 	if err := o.check(); err != nil {
 		t.Fatal(err)
 	}
-	o.Rooms, o.Bytes, o.AbortFraction, o.Arrival, o.Output, o.Plugin, o.Deadline = 0, 0, 2, "x", "yaml", "tcp", 0
+	o.Rooms, o.Bytes, o.AbortFraction, o.Arrival, o.Output, o.Plugin, o.Ranks, o.Deadline = 0, 0, 2, "x", "yaml", "tcp", "2", 0
 	_, err := Run(t.Context(), o)
-	for _, want := range []string{"--rooms", "--bytes", "--abort-fraction", "--arrival", "-o", "--plugin", "--deadline"} {
+	for _, want := range []string{"--rooms", "--bytes", "--abort-fraction", "--arrival", "-o", "--plugin", "--ranks", "--deadline"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s is not named in %v", want, err)
 		}
 	}
 	w := WorkerDefaults()
-	w.Quiet = 0
+	w.Quiet, w.Size = 0, 2
 	err = Worker(t.Context(), w)
-	for _, want := range []string{"--role", "--socket", "--quiet"} {
+	for _, want := range []string{"--role", "--socket", "--size", "--quiet"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s is not named in %v", want, err)
 		}

@@ -41,6 +41,8 @@ type report struct {
 	Pages   int64  `json:"pages,omitempty"`   // end: pages in all page lists
 	Runs    int64  `json:"runs,omitempty"`    // end: runs of consecutive pages in them
 	Error   string `json:"error,omitempty"`   // end: why the worker stopped early
+
+	split bool // the ranks of one side saw different ends
 }
 
 // monotonic is CLOCK_MONOTONIC in nanoseconds: the clock that all processes of this machine share.

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 }
 
 func contentSum() string {
-	c := newContent(PlanHeader{Seed: 5, PageBytes: 512})
+	c := newContent(PlanHeader{Seed: 5, PageBytes: 512, Heads: 1}, 0, 1)
 	h := sha256.New()
 	b := make([]byte, 512)
 	for _, room := range []int64{0, 7, 1<<62 - 1} {

@@ -23,9 +23,10 @@ const (
 // at the same time and in the same order, aborts on one side what has ended on the other, and tries
 // again what a fault ended. It is its caller's alone; all its times are passed in.
 type router struct {
-	plan  *Plan
-	sides [2]*side
-	send  func(worker int, o order) error
+	plan    *Plan
+	sides   [2]*side
+	send    func(worker int, o order) error
+	several [2]bool // workers are ranks of the side: a room that failed at one may live at another
 
 	next     int       // room of the plan that comes next
 	base     time.Time // moment 0 of the plan
@@ -48,6 +49,7 @@ type attempt struct {
 	opened  [2]bool
 	over    [2]bool   // released, given up, or died with its worker
 	ended   [2]bool   // a terminal status was reported
+	failed  [2]bool   // it was Failed
 	asked   bool      // a worker aborted it
 	aborted bool      // the router did
 	since   time.Time // when it ended on the first side
@@ -172,6 +174,7 @@ func (r *router) report(worker int, line report, now time.Time) {
 			r.queue[worker] = slices.Delete(r.queue[worker], k, k+1)
 		}
 	case "ended":
+		a.failed[worker] = line.Status == statusFailed
 		r.endedAt(a, worker, now)
 	case "room":
 		r.endedAt(a, worker, now)
@@ -195,7 +198,7 @@ func (r *router) abortLate(now time.Time) error {
 		a := r.waiting[0]
 		r.waiting = r.waiting[1:]
 		for i := range r.sides {
-			if a.ended[i] || a.over[i] {
+			if a.over[i] || a.ended[i] && !(r.several[i] && a.failed[i]) {
 				continue
 			}
 			a.aborted = true

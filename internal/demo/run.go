@@ -76,11 +76,12 @@ type run struct {
 	dir     string
 	binary  string
 	env     []string
-	argv    [2][]string // of the workers
-	engines [2]*engine  // prefill, decode
-	relays  [2]*relay   // to them; nil without the fault that cuts the link
-	store   *store      // nil without one
-	workers [2]*process
+	argv    [2][][]string // of the workers, by rank
+	engines [2]*engine    // prefill, decode
+	relays  [2]*relay     // to them; nil without the fault that cuts the link
+	store   *store        // nil without one
+	workers [2][]*process // by rank
+	ranks   [2]*ranks
 	sides   [2]*side
 	lines   chan update
 	strikes []*fault
@@ -91,7 +92,8 @@ type run struct {
 
 // update is one line of a worker.
 type update struct {
-	worker int
+	worker int // side
+	rank   int
 	line   report
 	err    error // not a report
 }
@@ -135,7 +137,11 @@ func (r *run) transfer(ctx context.Context) (res Result, err error) {
 
 func (r *run) prepare() (err error) {
 	o := r.o
-	r.plan, err = newPlan(planOptions{Trace: o.Trace, Rooms: o.Rooms, Bytes: o.Bytes, Seed: o.Seed, AbortFraction: o.AbortFraction, Arrival: o.Arrival})
+	size, err := ranksOf(o.Ranks)
+	if err != nil {
+		return err
+	}
+	r.plan, err = newPlan(planOptions{Trace: o.Trace, Rooms: o.Rooms, Bytes: o.Bytes, Seed: o.Seed, AbortFraction: o.AbortFraction, Arrival: o.Arrival, Ranks: size})
 	if err != nil {
 		return err
 	}
@@ -144,7 +150,7 @@ func (r *run) prepare() (err error) {
 			return fmt.Errorf("find the engine's own binary: %w", err)
 		}
 	}
-	kinds, err := faultKinds(o.Faults, o.Peers)
+	kinds, err := o.strikes()
 	if err != nil {
 		return err
 	}
@@ -167,6 +173,7 @@ func (r *run) prepare() (err error) {
 	r.lines = make(chan update, 1024)
 	for i, role := range roles {
 		r.sides[i] = newSide(role)
+		r.ranks[i] = newRanks(size[i])
 	}
 	return nil
 }
@@ -305,10 +312,8 @@ func plainCopy(h PlanHeader, total int64) time.Duration {
 
 // takeDown stops what runs: workers first, then both engines at once. It may be called again.
 func (r *run) takeDown() {
-	for _, w := range r.workers {
-		if w != nil {
-			w.kill()
-		}
+	for _, w := range r.processes() {
+		w.kill()
 	}
 	for _, e := range r.engines {
 		if e != nil && e.proc != nil {
@@ -319,10 +324,8 @@ func (r *run) takeDown() {
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		for _, w := range r.workers {
-			if w != nil {
-				<-w.done
-			}
+		for _, w := range r.processes() {
+			<-w.done
 		}
 		for _, e := range r.engines {
 			if e != nil && e.proc != nil {
@@ -355,10 +358,11 @@ func (r *run) lastWords() string {
 			b.WriteString(e.proc.lastWords())
 		}
 	}
-	for _, w := range r.workers {
-		if w != nil {
-			b.WriteString(w.lastWords())
-		}
+	for _, w := range r.processes() {
+		b.WriteString(w.lastWords())
 	}
 	return b.String()
 }
+
+// processes are the workers that were started last, of both sides.
+func (r *run) processes() []*process { return slices.Concat(r.workers[0], r.workers[1]) }

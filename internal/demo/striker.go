@@ -179,7 +179,7 @@ func (k *striker) workerReplaced() { k.worker = true }
 
 // strike does it.
 func (k *striker) strike(f *fault) error {
-	e, w := k.s.engines[f.target], k.s.workers[f.target]
+	e := k.s.engines[f.target]
 	switch f.kind {
 	case faultPlugin:
 		name, p, err := e.plugin(k.ctx)
@@ -191,12 +191,25 @@ func (k *striker) strike(f *fault) error {
 			return fmt.Errorf("kill the %s plugin of %s, process %d: %w", name, e.node, p.PID, err)
 		}
 		k.repair(func(ctx context.Context) error { return e.waitPlugin(ctx, p.Epoch) })
+	case faultUpgrade:
+		name, p, err := e.plugin(k.ctx)
+		if err != nil {
+			return fmt.Errorf("find the plugin to upgrade: %w", err)
+		}
+		k.tell(f, "the %s plugin of %s is upgraded", name, e.node)
+		k.repair(func(ctx context.Context) error { return e.upgrade(ctx, name, p.Epoch) })
 	case faultEngine:
 		k.tell(f, "SIGKILL to engine %s, started again at once", e.node)
 		e.proc.signal(syscall.SIGKILL) // the stage starts it again
 	case faultWorker:
-		k.tell(f, "SIGKILL to the %s worker, a new one in its place", roles[f.target])
-		w.signal(syscall.SIGKILL) // the stage replaces it
+		if ranks := k.s.workers[f.target]; len(ranks) == 1 {
+			k.tell(f, "SIGKILL to the %s worker, a new one in its place", roles[f.target])
+		} else {
+			k.tell(f, "SIGKILL to the %d ranks of the %s worker, new ones in their place", len(ranks), roles[f.target])
+		}
+		for _, w := range k.s.workers[f.target] {
+			w.signal(syscall.SIGKILL) // the stage replaces it
+		}
 	case faultPause:
 		k.tell(f, "SIGSTOP to engine %s, SIGCONT after %v", e.node, pauseTime)
 		proc := e.proc

@@ -60,6 +60,8 @@ const (
 type worker struct {
 	plan      *Plan
 	role      string
+	rank      int // of size; plan's header is this rank's
+	size      int
 	peerGroup string
 	pool      int
 	orders    io.Reader                           // what to play; nil: every room of the plan at its moment
@@ -96,10 +98,10 @@ type worker struct {
 // newWorker prepares a worker on memory b of a session.
 func newWorker(plan *Plan, role, peerGroup string, b []byte, pool int, s session, open openFunc, reports *reporter) *worker {
 	w := &worker{
-		plan: plan, role: role, peerGroup: peerGroup, link: link{s, open}, relinked: make(chan struct{}), pool: pool,
+		plan: plan, role: role, size: 1, peerGroup: peerGroup, link: link{s, open}, relinked: make(chan struct{}), pool: pool,
 		proof: proofTimeout, waiting: waitingAfter, closing: make(chan struct{}),
 		rooms: make(map[attemptID]kvRoom), withdrawn: make(map[attemptID]bool),
-		content: newContent(plan.PlanHeader), mem: newMemory(b, plan.PlanHeader), reports: reports,
+		content: newContent(plan.PlanHeader, 0, 1), mem: newMemory(b, plan.PlanHeader), reports: reports,
 		freed: make(chan struct{}, 1), live: make(chan struct{}, maxLive),
 	}
 	w.alloc = newAllocator(w.mem, plan.BlockPages, plan.Seed)
@@ -113,9 +115,18 @@ func runWorker(ctx context.Context, o WorkerOptions, plan *Plan) error {
 	dial, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	role := map[string]client.Role{RolePrefill: client.Source, RoleDecode: client.Destination}[o.Role]
+	model, own := plan.PlanHeader, plan.PlanHeader.ofRank(o.Size)
+	own.Seed += uint64(o.Rank) // no two ranks have a room in the same pages
+	plan = &Plan{own, plan.Rooms}
+	layout := client.Layout{
+		DType: "bf16", Layers: model.Tensors / 2, KVHeads: model.Heads, HeadDim: model.PageBytes / model.Heads / model.PageTokens / 2,
+		PageTokens: model.PageTokens, Kind: "mha",
+	}
+	if model.Heads > 1 {
+		layout.Order = "nhd" // as content has it; the Python worker, of one head, does not say
+	}
 	c, err := dialWorker(dial, client.Options{
-		Socket: o.Socket, Group: o.Group, Role: role, Size: 1, Slots: 2 * maxLive, Notify: true,
-		Layout: client.Layout{DType: "bf16", Layers: plan.Tensors / 2, KVHeads: 1, HeadDim: plan.PageBytes / plan.PageTokens / 2, PageTokens: plan.PageTokens, Kind: "mha"},
+		Socket: o.Socket, Group: o.Group, Role: role, Rank: o.Rank, Size: o.Size, Slots: 2 * maxLive, Notify: true, Layout: layout,
 	})
 	if err != nil {
 		return fmt.Errorf("worker socket %s: %w", o.Socket, err)
@@ -141,6 +152,7 @@ func runWorker(ctx context.Context, o WorkerOptions, plan *Plan) error {
 		return func(ctx context.Context, oo client.OpenOptions) (kvRoom, error) { return c.Open(ctx, oo) }
 	}
 	w := newWorker(plan, o.Role, o.PeerGroup, region.Bytes(), id, c, open(c), reports)
+	w.rank, w.size, w.content = o.Rank, o.Size, newContent(model, o.Rank, o.Size)
 	w.redial = func(ctx context.Context) (link, error) {
 		next, err := c.Redial(ctx)
 		if err != nil {
@@ -423,6 +435,19 @@ func (c *content) aux(room int64) []byte {
 	return binary.LittleEndian.AppendUint64(b, mix(c.seed^uint64(room)))
 }
 
+// aux is what this rank sends with the last chunk: rank 0 the record.
+func (w *worker) aux(r *Room) []byte {
+	if w.rank != 0 {
+		return nil
+	}
+	return w.content.aux(r.ID)
+}
+
+// aborts says that it is this rank that aborts the room.
+func (w *worker) aborts(r *Room) bool {
+	return r.Aborter == w.role && int(r.ID%int64(w.size)) == w.rank
+}
+
 // room plays one room from open to release and reports it. Pages of a room that could not be seen to
 // its end are not given back: they count as leaked, which they are.
 func (w *worker) room(ctx context.Context, t turn, l link, pages roomPages) {
@@ -524,19 +549,30 @@ func (w *worker) outcome(ctx context.Context, r *Room, pages roomPages, room kvR
 				line.Mismatched++
 			}
 		}
-		aux, err := room.Aux(ctx)
-		switch {
-		case errors.Is(err, client.ErrEngineLost):
-			line.NoAux, line.Detail = true, "the engine was lost before the aux record was taken"
-		case err != nil:
-			return fmt.Errorf("take the aux record: %w", err)
-		default:
-			line.BadAux = string(aux) != string(w.content.aux(r.ID))
+		if err := w.takeAux(ctx, r, room, line); err != nil {
+			return err
 		}
 		w.bytes.Add(line.Bytes - line.Mismatched*w.plan.PageBytesAll())
 		return w.sleepUntil(ctx, time.Now().Add(time.Duration(r.Hold)*time.Microsecond))
 	}
 	w.bytes.Add(line.Bytes)
+	return nil
+}
+
+// takeAux looks at the record that came with the room's pages: the group's rank 0 has it.
+func (w *worker) takeAux(ctx context.Context, r *Room, room kvRoom, line *report) error {
+	if w.rank != 0 {
+		return nil
+	}
+	aux, err := room.Aux(ctx)
+	switch {
+	case errors.Is(err, client.ErrEngineLost):
+		line.NoAux, line.Detail = true, "the engine was lost before the aux record was taken"
+	case err != nil:
+		return fmt.Errorf("take the aux record: %w", err)
+	default:
+		line.BadAux = string(aux) != string(w.content.aux(r.ID))
+	}
 	return nil
 }
 
@@ -546,7 +582,7 @@ func (w *worker) send(ctx context.Context, r *Room, pages roomPages, room kvRoom
 	step := int(r.Point * float64(len(r.Chunks)+1)) // the abort comes after this many chunks
 	if len(r.Chunks) == 0 {
 		abort.after(ctx, time.Duration(r.Point*float64(pause)))
-		return unlessOver(room.Send(ctx, client.Chunk{Last: true, Aux: w.content.aux(r.ID)}))
+		return unlessOver(room.Send(ctx, client.Chunk{Last: true, Aux: w.aux(r)}))
 	}
 	at := 0
 	for i, n := range r.Chunks {
@@ -563,7 +599,7 @@ func (w *worker) send(ctx context.Context, r *Room, pages roomPages, room kvRoom
 		at += n
 		chunk := client.Chunk{Parts: []client.Part{{Pool: w.pool, Pages: ids}}}
 		if i == len(r.Chunks)-1 {
-			chunk.Last, chunk.Aux = true, w.content.aux(r.ID)
+			chunk.Last, chunk.Aux = true, w.aux(r)
 		}
 		err := room.Send(ctx, chunk)
 		w.moved.Add(1)
