@@ -66,8 +66,11 @@ func groupRows(t *table, g admin.GroupInfo) {
 	}
 	for _, p := range g.Pairs {
 		by, detail := cell{strings.Join(p.Backends, ","), green}, ""
-		if p.Verdict == admin.PairRefused {
+		switch p.Verdict {
+		case admin.PairRefused:
 			by, detail = cell{p.Verdict, red}, p.Reason+": "+p.Detail
+		case admin.PairWaits:
+			by, detail = cell{p.Verdict, yellow}, p.Detail
 		}
 		t.row(append(own, p.Group, p.Node, by, p.Rooms, detail)...)
 		own = slices.Repeat([]any{""}, len(own))

@@ -245,16 +245,17 @@ type GroupInfo struct {
 type GroupPair struct {
 	Group    string   `json:"group"`
 	Node     string   `json:"node"`
-	Verdict  string   `json:"verdict"`            // usable, refused
-	Backends []string `json:"backends,omitempty"` // usable, in the destination's order
+	Verdict  string   `json:"verdict"`            // usable, waits, refused
+	Backends []string `json:"backends,omitempty"` // not refused, in the destination's order
 	Reason   string   `json:"reason,omitempty"`   // of a refusal, with the field and a sentence
 	Field    string   `json:"field,omitempty"`
-	Detail   string   `json:"detail,omitempty"`
-	Rooms    int      `json:"rooms"` // between the two groups, that have not ended
+	Detail   string   `json:"detail,omitempty"` // also: what it waits for
+	Rooms    int      `json:"rooms"`            // between the two groups, that have not ended
 }
 
 // Verdicts of a GroupPair.
 const (
 	PairUsable  = "usable"
+	PairWaits   = "waits" // ranks of a group are not there yet, and so its rooms wait
 	PairRefused = "refused"
 )

@@ -18,9 +18,10 @@ func (n *Node) Groups(ctx context.Context) ([]admin.GroupInfo, error) {
 	var out []admin.GroupInfo
 	err := n.ask(ctx, func() {
 		rooms, pairs := n.liveRooms()
-		for _, v := range n.views() {
+		views := n.views()
+		for _, v := range views {
 			for _, p := range slices.Concat(v.parts, v.gone) {
-				out = append(out, n.groupInfo(v, p, rooms, pairs))
+				out = append(out, n.groupInfo(views, v, p, rooms, pairs))
 			}
 		}
 	})
@@ -47,7 +48,7 @@ func (n *Node) liveRooms() (groups map[string]int, pairs map[groupPair]int) {
 	return groups, pairs
 }
 
-func (n *Node) groupInfo(v *view, p part, rooms map[string]int, pairs map[groupPair]int) admin.GroupInfo {
+func (n *Node) groupInfo(views map[string]*view, v *view, p part, rooms map[string]int, pairs map[groupPair]int) admin.GroupInfo {
 	i := admin.GroupInfo{
 		Name: p.Name, Role: p.Role.String(), Node: p.node, Here: p.id == selfPeer, Size: int(p.Size), Ranks: p.Ranks,
 		Missing: v.missing(), Complete: v.clash == nil && len(v.missing()) == 0, Rooms: rooms[p.Name],
@@ -78,6 +79,8 @@ func (n *Node) groupInfo(v *view, p part, rooms map[string]int, pairs map[groupP
 		g.Verdict = admin.PairUsable
 		if q.ev.Reason != statemachine.None {
 			g.Verdict, g.Reason, g.Field, g.Detail = admin.PairRefused, q.ev.Reason.String(), q.field, q.ev.Detail
+		} else if what := waitsFor(views, key); what != "" {
+			g.Verdict, g.Detail = admin.PairWaits, "for "+what
 		}
 		i.Pairs = append(i.Pairs, g)
 	}
@@ -95,6 +98,17 @@ func (n *Node) groupInfo(v *view, p part, rooms map[string]int, pairs map[groupP
 		}
 	}
 	return i
+}
+
+// waitsFor names the ranks that a pair of groups lacks, on either side; empty: none.
+func waitsFor(views map[string]*view, key pairKey) string {
+	var lacks []string
+	for _, name := range []string{key.own, key.theirs} {
+		if v := views[name]; v != nil && len(v.missing()) > 0 {
+			lacks = append(lacks, fmt.Sprintf("%s of %q", ranksText("rank", v.missing()), name))
+		}
+	}
+	return strings.Join(lacks, " and ")
 }
 
 // pairKeys are the pairs of different groups that a group is in, on either side, in order.
@@ -115,8 +129,9 @@ func (n *Node) pairKeys(group string) []pairKey {
 func (n *Node) GroupWhy(ctx context.Context, name string) ([]string, error) {
 	var out []string
 	err := n.ask(ctx, func() {
-		if v := n.views()[name]; v != nil {
-			out = n.groupWhy(v)
+		views := n.views()
+		if v := views[name]; v != nil {
+			out = n.groupWhy(views, v)
 		}
 	})
 	if err == nil && len(out) == 0 {
@@ -126,7 +141,7 @@ func (n *Node) GroupWhy(ctx context.Context, name string) ([]string, error) {
 }
 
 // groupWhy is one sentence on the group, and one on each pair that it is in.
-func (n *Node) groupWhy(v *view) []string {
+func (n *Node) groupWhy(views map[string]*view, v *view) []string {
 	subject := fmt.Sprintf("group %q (%s, %s)", v.name, v.role(), countOf(int(v.size()), "rank"))
 	if c := v.refusal(); c != nil {
 		return []string{fmt.Sprintf("%s is refused: %s.", subject, c.detail)}
@@ -148,7 +163,7 @@ func (n *Node) groupWhy(v *view) []string {
 		if key.id == selfPeer && key.own != v.name {
 			continue // the same pair, seen from its other group
 		}
-		pairs = append(pairs, n.pairWhy(v.name, key, rooms, silent))
+		pairs = append(pairs, n.pairWhy(views, v.name, key, rooms, silent))
 	}
 	if len(pairs) == 0 {
 		said += "; " + n.unpaired(v)
@@ -175,7 +190,7 @@ func (n *Node) unpaired(v *view) string {
 	return fmt.Sprintf("no %s group is known to work with it", role)
 }
 
-func (n *Node) pairWhy(name string, key pairKey, rooms map[groupPair]int, silent map[core.PeerID]string) string {
+func (n *Node) pairWhy(views map[string]*view, name string, key pairKey, rooms map[groupPair]int, silent map[core.PeerID]string) string {
 	p := n.paired[key]
 	at := "" // where the group of the other engine is
 	if key.id != selfPeer {
@@ -190,6 +205,9 @@ func (n *Node) pairWhy(name string, key pairKey, rooms map[groupPair]int, silent
 		return fmt.Sprintf("%s is refused (%s): %s.", pair, p.ev.Reason, p.ev.Detail)
 	}
 	said := fmt.Sprintf("%s works by %s, %s", pair, strings.Join(p.ev.Backends, ", "), countOf(live, "live room"))
+	if what := waitsFor(views, key); what != "" {
+		said = fmt.Sprintf("%s waits for %s, %s", pair, what, countOf(live, "live room"))
+	}
 	if s := silent[key.id]; s != "" {
 		said += "; " + s
 	}

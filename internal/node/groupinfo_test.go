@@ -32,7 +32,14 @@ func TestGroupAtTwoEngines(t *testing.T) {
 			return got == want
 		})
 	}
-	shown(a, "decode@b [0] here=false elsewhere=[] missing=[1] pools=0 with prefill@a usable; prefill@a [0 1] here=true elsewhere=[] missing=[] pools=2 with decode@b usable")
+	shown(a, "decode@b [0] here=false elsewhere=[] missing=[1] pools=0 with prefill@a waits; prefill@a [0 1] here=true elsewhere=[] missing=[] pools=2 with decode@b waits")
+	// list and why say the same.
+	gs, err := a.admin.Groups(context.Background())
+	must(t, err)
+	why, err := a.admin.GroupWhy(context.Background(), "prefill")
+	if want := `for rank 1 of "decode"`; err != nil || len(why) != 2 || !strings.Contains(why[1], "waits "+want) || gs[1].Pairs[0].Detail != want {
+		t.Errorf("why %q, %v; list %+v", why, err, gs[1].Pairs)
+	}
 	second := dial(t, c, client.Destination, "decode", 1, 2, 4)
 	for _, e := range []*engine{a, b, c} {
 		want := "decode@b [0] here=false elsewhere=[1] missing=[] pools=0"
@@ -83,7 +90,7 @@ func TestGroupAtTwoEngines(t *testing.T) {
 	}
 	handOverRanks(1, first, second)
 	var e *client.Error
-	_, err := client.Dial(short(t), options(a.cfg.Worker.Socket, client.Destination, "decode", 1, 2))
+	_, err = client.Dial(short(t), options(a.cfg.Worker.Socket, client.Destination, "decode", 1, 2))
 	if !errors.As(err, &e) || e.Code != "refused" || e.Field != "rank" || !strings.Contains(e.Message, `rank 1 of group "decode" is at engine "a" and at engine "c"`) {
 		t.Errorf("a rank that is elsewhere already: %v", err)
 	}
@@ -93,7 +100,7 @@ func TestGroupAtTwoEngines(t *testing.T) {
 	}
 
 	second.Close()
-	shown(b, "decode@b [0] here=true elsewhere=[] missing=[1] pools=1 with prefill@a usable; prefill@a [0 1] here=false elsewhere=[] missing=[] pools=0 with decode@b usable")
+	shown(b, "decode@b [0] here=true elsewhere=[] missing=[1] pools=1 with prefill@a waits; prefill@a [0 1] here=false elsewhere=[] missing=[] pools=0 with decode@b waits")
 	moved := dial(t, b, client.Destination, "decode", 1, 2, 4)
 	shown(b, "decode@b [0 1] here=true elsewhere=[] missing=[] pools=2 with prefill@a usable; prefill@a [0 1] here=false elsewhere=[] missing=[] pools=0 with decode@b usable")
 	shown(a, "decode@b [0 1] here=false elsewhere=[] missing=[] pools=0 with prefill@a usable; prefill@a [0 1] here=true elsewhere=[] missing=[] pools=2 with decode@b usable")

@@ -279,11 +279,12 @@ func TestGroupWhy(t *testing.T) {
 	n := newGroupNode(t, "b")
 	why := func(what, name string, want ...string) {
 		t.Helper()
-		v := n.views()[name]
+		views := n.views()
+		v := views[name]
 		if v == nil {
 			t.Fatalf("%s: no group %q", what, name)
 		}
-		if got := n.groupWhy(v); !slices.Equal(got, want) {
+		if got := n.groupWhy(views, v); !slices.Equal(got, want) {
 			t.Errorf("%s:\n%s\nwant\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 	}
@@ -292,8 +293,8 @@ func TestGroupWhy(t *testing.T) {
 	why("alone", "decode", `group "decode" (destination, 4 ranks) waits for ranks 2 and 3 to connect, with ranks 0 and 1 at "b"; no source group is known to work with it.`)
 	n.announce("c", announced("decode", dst, 4, 2))
 	n.announce("c", announced("prefill", src, 1, 0))
-	why("a part elsewhere", "decode", `group "decode" (destination, 4 ranks) waits for rank 3 to connect, with ranks 0 and 1 at "b", rank 2 at "c".`, `group "decode" with "prefill" at engine "c" works by tcp, 0 live rooms.`)
-	why("the counterpart", "prefill", `group "prefill" (source, 1 rank) is complete: rank 0 at "c".`, `group "prefill" at engine "c" with "decode" works by tcp, 0 live rooms.`)
+	why("a part elsewhere", "decode", `group "decode" (destination, 4 ranks) waits for rank 3 to connect, with ranks 0 and 1 at "b", rank 2 at "c".`, `group "decode" with "prefill" at engine "c" waits for rank 3 of "decode", 0 live rooms.`)
+	why("the counterpart", "prefill", `group "prefill" (source, 1 rank) is complete: rank 0 at "c".`, `group "prefill" at engine "c" with "decode" waits for rank 3 of "decode", 0 live rooms.`)
 	n.announce("c", announced("decode", dst, 4, 1))
 	why("a clash", "decode", `group "decode" (destination, 4 ranks) is refused: rank 1 of group "decode" is at engine "b" and at engine "c": stop one of the two workers.`)
 }
