@@ -27,8 +27,14 @@ func (w *world) recorded(e *engine, r *core.Record) {
 			w.push(due{at: e.rests, what: retire, a: e.id, n: e.inc})
 		}
 	}
+	if w.plan.spans {
+		w.spanEnds(e, r)
+	}
 	switch r.Reason {
 	case statemachine.Success:
+		if w.plan.spans {
+			break
+		}
 		if source && w.verdict[r.Pair].reason != statemachine.Success {
 			w.violate(Agreement, "%s: %s is Success, its destination %s is %s", e.name(), w.openerText(r.Own), w.openerText(r.Pair), w.verdict[r.Pair].reason)
 		}
@@ -44,12 +50,12 @@ func (w *world) recorded(e *engine, r *core.Record) {
 		if !w.held[r.Own] {
 			w.held[r.Own] = w.registeredDead(e, r)
 		}
-		if !w.held[r.Own] && (r.Pair.IsZero() || !w.held[r.Pair]) {
+		if !w.held[r.Own] && (r.Pair.IsZero() || !w.held[r.Pair]) && !(w.plan.spans && w.heldAnywhere(e, r)) {
 			w.violate(Blast, "%s: %s ends plugin_lost, but no plugin that died held it", e.name(), w.openerText(r.Own))
 		}
 		fallthrough
 	default:
-		if source {
+		if source && !w.plan.spans {
 			w.agree(r.Own, r.Pair)
 		}
 	}

@@ -31,8 +31,8 @@ func plain(ranks int32) shape {
 	return shape{Side: layout.Side{Ranks: ranks, Cache: layout.Cache{PageTokens: 1}}, heads: 1, layers: 1, cells: 1}
 }
 
-// unequal draws two shapes that differ and can be mapped.
-func (p *plan) unequal(d dice) {
+// unequal draws two shapes that differ and can be mapped, of so many ranks at least.
+func (p *plan) unequal(d dice, least [3]int32) {
 	for p.mapped.IsZero() {
 		src := layout.Side{Cache: layout.Cache{DType: "fp8", Layers: 2, KVHeads: int32(1 + d.n(4)), HeadDim: 1, Kind: layout.MHA}}
 		if d.one(3) {
@@ -40,13 +40,13 @@ func (p *plan) unequal(d dice) {
 		}
 		dst := src
 		for _, s := range []*layout.Side{&src, &dst} {
-			s.Ranks, s.PageTokens, s.Order = int32(1+d.n(4)), int32(1+d.n(2)), layout.NHD
+			s.Ranks, s.PageTokens, s.Order = int32(1+d.n(maxRanks)), int32(1+d.n(2)), layout.NHD
 			if d.one(2) {
 				s.Order = layout.HND
 			}
 		}
 		m, err := layout.New(src, dst)
-		if err != nil {
+		if err != nil || src.Ranks < least[statemachine.Source] || dst.Ranks < least[statemachine.Destination] {
 			continue
 		}
 		p.mapped, p.shape = m, [3]shape{statemachine.Source: shapeOf(src), statemachine.Destination: shapeOf(dst)}

@@ -7,7 +7,7 @@
 // that truth.
 //
 // A link is a stream, as in production: what is sent arrives in order or not at all, except that an Abort
-// or a Verdict may overtake; when the stream breaks, what is in flight is lost, each side notices in its
+// or a Verdict, also one between the engines of a group, may overtake; when the stream breaks, what is in flight is lost, each side notices in its
 // own time, and the next stream begins with a Hello. So nothing is dropped singly: a cut loses all that is
 // in flight, and a partition of two engines or of two sets of them, one way or both, what silence ends. What the
 // fault "reorder" does is what the link allows: everything overtakes that may, and far. "duplicate" is more than
@@ -24,6 +24,13 @@
 // either order. A page is then cells, one for each token of each head of each layer, that say what they mean. The plans of
 // core/layout are carried out on them, and what a destination must hold is derived without those. Workers send whole
 // pages, all layers at once, of one pool each.
+//
+// In one schedule of six the ranks of the groups of one role or both sit on two or three engines each, in equal or unequal
+// numbers; one engine may have ranks of both, and a group that sits on one engine may work with the others. A part of a
+// group that the core finds dead counts no more where others live, as the node has it. When the judge says Success every
+// engine of both groups must have given its word, every op must be done and the pages of all ranks must hold what they
+// should, at that moment; whoever is Success must have it from the judge, and nobody to whom the judge said so may end
+// Failed but as outcome_unknown.
 //
 // Policies is another simulation, without faults: a request trace through one engine, to compare the orders
 // in which rooms may be served.

@@ -52,7 +52,9 @@ func (w *world) strike(at int32) {
 				of = append(of, int32(i))
 			}
 		}
-		w.killWorker(&w.workers[of[int(f.b)%len(of)]])
+		if len(of) > 0 {
+			w.killWorker(&w.workers[of[int(f.b)%len(of)]])
+		}
 	case cutLink:
 		l, _ := w.linkOf(f.a, f.b)
 		w.breakStream(l, 200*time.Millisecond)

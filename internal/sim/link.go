@@ -113,8 +113,8 @@ func (w *world) tellAll(e, o *engine, tell func(core.Event)) {
 		}
 	}
 	for g := range w.plan.groups {
-		if w.plan.groups[g].engine == e.id {
-			w.tellGroup(int32(g), o, tell)
+		if w.plan.hosts(int32(g), e.id) {
+			w.tellGroup(int32(g), e, o, tell)
 		}
 	}
 }
@@ -124,27 +124,35 @@ func (w *world) poolEvent(e *engine, p *worker) core.Event {
 	return core.Event{Kind: core.PeerPool, Peer: core.PeerID(e.id), Pool: uint64(p.mem) + 1, Pages: w.plan.pages, Layers: s.layers, PageBytes: s.bytes()}
 }
 
-// tellGroup tells an engine of a group, for each of its own that could work with it. A group is there while
-// all its workers are.
-func (w *world) tellGroup(group int32, o *engine, tell func(core.Event)) {
-	g := &w.plan.groups[group]
-	size := w.plan.shape[g.role].Ranks
+// tellGroup tells an engine which ranks of a group are at another.
+func (w *world) tellGroup(group int32, e, o *engine, tell func(core.Event)) {
+	from := len(w.ranks)
 	for i := range w.workers {
-		if p := &w.workers[i]; p.group == group && p.session == 0 {
-			size = 0
+		if p := &w.workers[i]; p.group == group && p.engine == e.id && p.session != 0 {
+			w.ranks = append(w.ranks, p.rank)
 		}
 	}
-	for i := range w.plan.groups {
+	w.tellPart(group, e.id, w.ranks[from:len(w.ranks):len(w.ranks)], o, tell)
+}
+
+// tellPart tells an engine that those ranks of a group are at another, or none: for each of its own groups that could
+// work with it, and of its own group.
+func (w *world) tellPart(group, at int32, ranks []int32, o *engine, tell func(core.Event)) {
+	g := &w.plan.groups[group]
+	size := w.plan.shape[g.role].Ranks
+	if len(ranks) == 0 {
+		size = 0
+	}
+	for i := range int32(len(w.plan.groups)) {
 		own := &w.plan.groups[i]
-		if own.engine != o.id || own.role == g.role {
+		if !w.plan.hosts(i, o.id) || own.role == g.role && i != group || i == group && at == o.id {
 			continue
 		}
-		ev := core.Event{Kind: core.PeerGroup, Peer: core.PeerID(g.engine), Group: g.name, PeerGroup: own.name, Role: g.role, Size: size, Map: w.plan.mapped, Backends: backends}
-		if g.engine == o.id {
-			w.step(o, &ev)
-		} else {
-			tell(ev)
+		ev := core.Event{Kind: core.PeerGroup, Peer: core.PeerID(at), Group: g.name, PeerGroup: own.name, Role: g.role, Size: size, Ranks: ranks}
+		if i != group {
+			ev.Map, ev.Backends = w.plan.mapped, backends
 		}
+		tell(ev)
 	}
 }
 

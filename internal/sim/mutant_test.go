@@ -97,6 +97,34 @@ var mutants = []mutant{
 			New: "t.State, t.Started = Committed, true\n			if ON {\n				t.State, t.Reason = Ended, Success\n			}\n"}},
 	},
 	{
+		name: "vote-counts-for-two", rule: "the judge of a group has the vote of every engine of its destination", breaks: []Promise{Agreement},
+		changes: []mutate.Change{{File: "core/statemachine/machine.go",
+			Old: "	voter := false\n	for i := range t.pairs {\n		switch p := &t.pairs[i]; {\n",
+			New: "	voter, votes := false, 0\n	for i := range t.pairs {\n		if t.pairs[i].Sibling && !t.pairs[i].Other.IsZero() {\n			votes++\n		}\n	}\n	for i := range t.pairs {\n		switch p := &t.pairs[i]; {\n		case ON && votes > 0 && p.Sibling && p.Other.IsZero():\n"}},
+	},
+	{
+		name: "part-is-the-whole", rule: "an engine with a part of a group says Success when the judge has said so", breaks: []Promise{Agreement},
+		changes: []mutate.Change{{File: "core/statemachine/machine.go",
+			Old: "	if voter {\n", New: "	if voter && !ON {\n"}},
+	},
+	{
+		name: "one-source-is-all", rule: "the pages of a group's room are complete when every source engine has said its last", breaks: []Promise{Agreement, Memory},
+		changes: []mutate.Change{{File: "core/statemachine/machine.go",
+			Old: "		case p.Sibling && p.Other.IsZero(), !p.Sibling && !p.RankEnded:\n			return\n",
+			New: "		case p.Sibling && p.Other.IsZero(), !p.Sibling && !p.RankEnded && !ON:\n			return\n"}},
+	},
+	{
+		name: "one-source-drained", rule: "the pages are quiet when every source engine is", breaks: []Promise{Memory},
+		changes: []mutate.Change{{File: "core/statemachine/machine.go",
+			Old: "		if p := &t.pairs[i]; !p.Sibling && !p.Quiet {\n			return\n		}\n",
+			New: "		if p := &t.pairs[i]; ON && !p.Sibling && p.Quiet {\n			break\n		} else if !p.Sibling && !p.Quiet {\n			return\n		}\n"}},
+	},
+	{
+		name: "chunks-before-engines", rule: "what a source sent is held while engines of the other group may be missing", breaks: []Promise{Memory},
+		changes: []mutate.Change{{File: "core/ops.go",
+			Old: "	for (r.whole || m.bound(r)) && ln.at", New: "	for (ON || r.whole || m.bound(r)) && ln.at"}},
+	},
+	{
 		name: "pages-never-accounted-back", rule: "what was accounted is given back", breaks: []Promise{Accounting},
 		changes: []mutate.Change{{File: "core/admission.go",
 			Old: "	m.freed = m.freed || sign < 0\n",

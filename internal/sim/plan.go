@@ -77,11 +77,11 @@ func (f *plannedFault) String() string {
 
 func engineName(i int32) string { return string(rune('A' + i)) }
 
-// groupSpec is the workers of one model instance with one role, all at one engine.
+// groupSpec is the workers of one model instance with one role, and the engine of each rank.
 type groupSpec struct {
-	engine int32
-	role   statemachine.Role
-	name   string
+	role statemachine.Role
+	name string
+	at   [maxRanks]int32
 }
 
 // request is one request of the router: a room between two groups.
@@ -96,6 +96,7 @@ type request struct {
 	tokens   int32    // of the sequence
 	chunks   int32
 	early    bool              // the source sends before it is bound
+	named    bool              // the source says for which group the room is
 	abort    statemachine.Role // who aborts; 0: nobody
 	abortIn  int64             // after at
 	deadline int64
@@ -115,12 +116,16 @@ type plan struct {
 	budget   core.Quarantine // zero: an operator kills what pages rest with
 	retire   time.Duration   // Clocks.Retire, 0: its default
 	window   time.Duration   // over which requests and faults are spread
+	spans    bool            // ranks of a group sit on several engines
 	groups   []groupSpec
 	requests []request
 	faults   []plannedFault
 }
 
-const maxEngines = 8
+const (
+	maxEngines = 8
+	maxRanks   = 4
+)
 
 // longest is the longest time over which the requests and faults of a schedule are spread.
 const longest = 4 * time.Second
@@ -160,7 +165,7 @@ func (p *plan) draw(seed uint64) {
 		ranks = 2
 	}
 	if p.shape[statemachine.Source], p.shape[statemachine.Destination] = plain(ranks), plain(ranks); ranks > 1 && !d.one(4) {
-		p.unequal(roll(seed, 14))
+		p.unequal(roll(seed, 14), [3]int32{})
 	}
 	p.tight = d.one(8)
 	if !d.one(4) { // that it has an age makes every page come back
@@ -175,13 +180,17 @@ func (p *plan) draw(seed uint64) {
 		if e == 1 || e > 1 && d.one(2) {
 			role = statemachine.Destination
 		}
-		p.groups = append(p.groups, groupSpec{e, role, groupNames[e][role]})
+		p.groups = append(p.groups, atOne(e, role))
 		if both {
-			role = statemachine.Source + statemachine.Destination - role
-			p.groups = append(p.groups, groupSpec{e, role, groupNames[e][role]})
+			p.groups = append(p.groups, atOne(e, statemachine.Source+statemachine.Destination-role))
 		}
 	}
-	for i := range 8 + d.n(9) {
+	requests := 8 + d.n(9)
+	if s := roll(seed, 15); s.one(6) {
+		p.span(s)
+		requests /= 2 // each is the work of several engines
+	}
+	for i := range requests {
 		p.requests = append(p.requests, p.request(roll(seed, 2, uint64(i)), int64(i)))
 	}
 	p.swarm(roll(seed, 3))
@@ -208,6 +217,7 @@ func (p *plan) request(d dice, room int64) request {
 	if d.one(24) {
 		r.deadline = d.in(time.Second, 8*time.Second)
 	}
+	r.named = p.spans && d.one(2)
 	return r
 }
 
@@ -283,6 +293,15 @@ func (p *plan) String() string {
 			fmt.Fprintf(&b, ", %s of %d heads, pages of %d tokens, %s", s.Kind, s.KVHeads, s.PageTokens, s.Order)
 		}
 		b.WriteByte('\n')
+	}
+	for i := range p.groups {
+		if g := &p.groups[i]; p.spans {
+			fmt.Fprintf(&b, "%s:", g.name)
+			for rank := range p.shape[g.role].Ranks {
+				fmt.Fprintf(&b, " rank %d at %s", rank, engineName(g.at[rank]))
+			}
+			b.WriteByte('\n')
+		}
 	}
 	if p.budget.Age > 0 {
 		fmt.Fprintf(&b, "a plugin is replaced when pages rest with it for %v, or %d %% of a pool's\n", p.budget.Age.Round(time.Millisecond), p.budget.Share/100)

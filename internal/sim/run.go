@@ -124,6 +124,7 @@ type totals struct {
 	mapped    int // pages of which parts became parts of a page that is laid out differently
 	replaced  int // plugin epochs that a core wanted replaced
 	cut       int // plugin epochs that a core wanted ended though something used them: the bound had passed
+	spanned   int // rooms that succeeded at more than one engine a side
 	refused   int // pages that would have, of writers that were cut off or on memory that was sealed
 }
 
@@ -149,6 +150,7 @@ func (t *totals) into(r *Result) {
 	for what, n := range map[string]int{
 		"frames-lost": t.lost, "frames-overtaken": t.overtaken, "frames-doubled": t.doubled, "pages-late": t.late, "pages-mapped": t.mapped, "pages-refused": t.refused,
 		"epochs-retired": t.retired, "epochs-replaced": t.replaced, "epochs-cut": t.cut,
+		"rooms-spanning": t.spanned,
 	} {
 		r.Happened[what] += n
 	}

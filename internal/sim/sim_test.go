@@ -70,7 +70,7 @@ func TestEveryFaultHappens(t *testing.T) {
 			t.Errorf("no %s in %d schedules", what, res.Schedules)
 		}
 	}
-	if len(res.Happened) != 9 {
+	if len(res.Happened) != 10 {
 		t.Errorf("counted: %v", res.Happened)
 	}
 }

@@ -121,8 +121,11 @@ func (w *world) openLife(at int32) {
 	l.gen, l.mem, l.slot, l.stage, l.inc = p.gen, p.mem, slot, asking, w.engines[p.engine].inc
 	p.slot[slot] = at + 1
 	ev := core.Event{Kind: core.Open, Room: r.room, Att: uint64(l.try), Slot: slot, Deadline: r.deadline, Priority: int32(r.room % 3)}
-	if l.role == statemachine.Destination {
+	switch {
+	case l.role == statemachine.Destination:
 		ev.PeerGroup = w.plan.groups[r.src].name
+	case r.named:
+		ev.PeerGroup = w.plan.groups[r.dst].name
 	}
 	w.ask(at, &ev)
 }
@@ -282,7 +285,7 @@ func (w *world) word(e *engine, o *core.WordEffect) {
 	}
 	if first {
 		if o.Status == statemachine.Succeeded && l.role == statemachine.Destination {
-			w.content(at)
+			w.content(at, l.own)
 		}
 	}
 	if o.Status.Terminal() && o.Residency.Reusable() {
@@ -316,12 +319,12 @@ func (w *world) retire(e *engine) {
 	})
 }
 
-// content holds that a destination that succeeded has the bytes that its source meant.
-func (w *world) content(at int32) {
+// content holds that a destination has the bytes that its source meant, when its judge says Success.
+func (w *world) content(at int32, judge opener) {
 	l := &w.lives[at]
 	for k, p := range l.pages {
 		if w.cells = w.want(w.cells[:0], l, int32(k)); !slices.Equal(w.cells, w.mems[l.mem].of(p)) {
-			w.violate(Memory, "%s is Success, but page %d of %d does not hold what its source sent", w.openerText(l.own), k, len(l.pages))
+			w.violate(Memory, "%s is Success, but page %d of %d of %s does not hold what its source sent", w.openerText(judge), k, len(l.pages), w.openerText(l.own))
 			return
 		}
 	}
@@ -371,7 +374,7 @@ func (w *world) joinEngine(p *worker) {
 	ev := w.poolEvent(e, p)
 	w.announce(e, func(o *engine, tell func(core.Event)) {
 		tell(ev)
-		w.tellGroup(p.group, o, tell)
+		w.tellGroup(p.group, e, o, tell)
 	})
 }
 
@@ -399,7 +402,7 @@ func (w *world) killWorker(p *worker) {
 	if session != 0 {
 		if e.up {
 			w.step(e, &core.Event{Kind: core.SessionDown, Session: session})
-			w.announce(e, func(o *engine, tell func(core.Event)) { w.tellGroup(p.group, o, tell) })
+			w.announce(e, func(o *engine, tell func(core.Event)) { w.tellGroup(p.group, e, o, tell) })
 		}
 	}
 	d := roll(w.plan.seed, 12, uint64(p.id), p.gen)

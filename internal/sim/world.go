@@ -57,6 +57,9 @@ type world struct {
 	local   []core.Event // frames of engines to themselves
 	runs    []layout.Run // of requests, see partOf
 	parts   []core.Part
+	ranks   []int32 // of groups, see tellGroup
+	votes   []vote
+	wins    []win
 	byInc   map[uint64]int32   // engine of an incarnation
 	byOwn   map[opener][]int32 // lives of an opener, one a rank
 	plans   map[copies][]layout.Slice
@@ -94,8 +97,9 @@ type engine struct {
 	inbox  []core.Event
 	wakeAt int64
 	heard  [maxEngines]int64
-	epoch  int32 // index of the newest epoch of its plugin; -1: none, or noticed dead
-	served int32 // index of the newest epoch that its core knew before this step, -1: none
+	dead   uint64 // peers that its core had found dead, ever
+	epoch  int32  // index of the newest epoch of its plugin; -1: none, or noticed dead
+	served int32  // index of the newest epoch that its core knew before this step, -1: none
 	number uint32
 	drains bool
 	// What ends now and is quarantined has rested long enough at rests; an event then is on its way for
@@ -132,8 +136,9 @@ func (w *world) reset(p *plan, story io.Writer) {
 	w.plan, w.now, w.hash, w.events, w.broke, w.story = p, int64(time.Second), mix(p.seed), 0, nil, story
 	w.q.heap, w.q.seq, w.pending, w.unmet = w.q.heap[:0], 0, 0, 0
 	w.blind, w.slowed, w.lateness, w.failing, w.minted, w.orphans = 0, 0, 0, 0, 0, w.orphans[:0]
+	w.votes, w.wins = w.votes[:0], w.wins[:0]
 	w.asked, w.lives, w.ops, w.epochs, w.answers, w.links, w.workers = w.asked[:0], w.lives[:0], w.ops[:0], w.epochs[:0], w.answers[:0], w.links[:0], w.workers[:0]
-	w.mems, w.local, w.runs, w.parts = w.mems[:0], w.local[:0], w.runs[:0], w.parts[:0]
+	w.mems, w.local, w.runs, w.parts, w.ranks = w.mems[:0], w.local[:0], w.runs[:0], w.parts[:0], w.ranks[:0]
 	if w.byInc == nil {
 		w.byInc, w.byOwn, w.verdict = map[uint64]int32{}, map[opener][]int32{}, map[opener]outcome{}
 		w.sealed, w.held = map[opener]bool{}, map[opener]bool{}
@@ -169,7 +174,7 @@ func (w *world) reset(p *plan, story io.Writer) {
 	}
 	for g := range p.groups {
 		for rank := range p.shape[p.groups[g].role].Ranks {
-			w.workers = append(w.workers, worker{id: int32(len(w.workers)), group: int32(g), rank: rank, engine: p.groups[g].engine, mem: -1})
+			w.workers = append(w.workers, worker{id: int32(len(w.workers)), group: int32(g), rank: rank, engine: p.groups[g].at[rank], mem: -1})
 		}
 	}
 	for i := range w.workers {
@@ -336,7 +341,7 @@ func (w *world) startEngine(e *engine) {
 	e.inc = w.incs
 	w.restart(e.m, e)
 	e.up, e.inbox, e.wakeAt, e.epoch, e.served, e.drains = true, e.inbox[:0], 0, -1, -1, false
-	e.number, e.told, e.steps, e.said = 0, e.told[:0], e.steps[:0], 0
+	e.number, e.told, e.steps, e.said, e.dead = 0, e.told[:0], e.steps[:0], 0, 0
 	clear(e.heard[:])
 	w.byInc[e.inc] = e.id
 	w.say("%s starts as incarnation %d", e.name(), e.inc)
@@ -455,6 +460,9 @@ func (w *world) step(e *engine, in *core.Event) {
 	e.m.Step(now, e.inbox, &e.out)
 	e.inbox = e.inbox[:0]
 	w.effects(e)
+	if w.plan.spans {
+		w.partsOfDead(e)
+	}
 	e.served = max(e.served, e.epoch)
 	if hears {
 		w.wakeAt(e, e.m.NextHeard())
@@ -501,8 +509,11 @@ func (w *world) effects(e *engine) {
 	e.said = hashEffects(e.said, &e.out)
 	w.hash = mix(w.hash ^ e.said)
 	for i := range e.out.Frames { // before the records: the same step may end what it registers
-		if f := &e.out.Frames[i].Frame; f.Kind == core.FrameRegister {
+		switch f := &e.out.Frames[i].Frame; f.Kind {
+		case core.FrameRegister:
 			w.registers(e, f)
+		case core.FrameReady:
+			w.voted(f)
 		}
 	}
 	for i := range e.out.Records {
