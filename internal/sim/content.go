@@ -144,16 +144,19 @@ func (w *world) planOf(p *core.PluginEffect) []layout.Slice {
 	return plan
 }
 
-// copyPage carries out a plan between two pages.
-func (w *world) copyPage(plan []layout.Slice, from, to []tag) {
-	if plan == nil {
+// copyPage carries out an op between two pages: what its plan, whose tensors are the layers, copies of its layers.
+func (w *world) copyPage(o *op, from, to []tag) {
+	if o.plan == nil {
 		copy(to, from)
 		return
 	}
 	w.total.mapped++
 	layers := int64(w.plan.shape[statemachine.Source].layers)
 	src, dst := int64(len(from))/layers, int64(len(to))/layers
-	for _, s := range plan {
+	for _, s := range o.plan {
+		if int32(s.Src) < o.layers[0] || int32(s.Src) >= o.layers[1] {
+			continue
+		}
 		a, b := int64(s.Src)*src+s.SrcOff, int64(s.Dst)*dst+s.DstOff
 		for i := range int64(s.Count) {
 			copy(to[b+i*s.DstStride:][:s.Len], from[a+i*s.SrcStride:][:s.Len])

@@ -23,7 +23,7 @@
 // shared out to other numbers of ranks, or all ranks have all (MLA), pages have one or two tokens, tokens and heads lie in
 // either order. A page is then cells, one for each token of each head of each layer, that say what they mean. The plans of
 // core/layout are carried out on them, and what a destination must hold is derived without those. Workers send whole
-// pages, all layers at once, of one pool each.
+// pages of one pool each, all layers at once or, where there are several, one after the other.
 //
 // In one schedule of six the ranks of the groups of one role or both sit on two or three engines each, in equal or unequal
 // numbers; one engine may have ranks of both, and a group that sits on one engine may work with the others. A part of a

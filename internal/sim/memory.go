@@ -120,5 +120,5 @@ func (w *world) land(o *op) {
 	} else if l := &w.lives[to.owner-1]; l.own != o.d {
 		w.violate(Memory, "a write for %s lands on page %d, which is %s's", w.openerText(o.d), o.to[k], w.openerText(l.own))
 	}
-	w.copyPage(o.plan, cells, dst.of(o.to[k]))
+	w.copyPage(o, cells, dst.of(o.to[k]))
 }

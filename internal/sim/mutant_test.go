@@ -47,6 +47,12 @@ var mutants = []mutant{
 			New: "e.SrcRank, e.DstRank, e.Map, e.Phase = kk.rank, ln.to, lm, ln.phase\n	if ON {\n		e.Phase = 0\n	}\n"}},
 	},
 	{
+		name: "every-layer-is-the-first", rule: "an op moves the layers that its worker sent", breaks: []Promise{Memory},
+		changes: []mutate.Change{{File: "core/ops.go",
+			Old: "	e.LayerFrom, e.LayerTo, e.Priority, e.Bytes = c.layerFrom, c.layerTo, r.priority, bytes\n",
+			New: "	e.LayerFrom, e.LayerTo, e.Priority, e.Bytes = c.layerFrom, c.layerTo, r.priority, bytes\n	if ON && c.layerFrom > 0 {\n		e.LayerFrom, e.LayerTo = 0, c.layerFrom\n	}\n"}},
+	},
+	{
 		name: "dead-op-ends", rule: "an op that its plugin took along has no end any more", breaks: []Promise{Stale},
 		changes: []mutate.Change{{File: "core/ops.go",
 			Old: "	o := m.opOf(e.Op)\n	if o == nil32 || m.ops.at(o).state != opOpen {\n		m.stats.Dropped++\n		return\n	}\n	oo := m.ops.at(o)\n	idx := oo.room\n	r, k := m.rooms.at(idx), m.ranks.at(oo.rank)\n	m.leaveWindow(oo)",

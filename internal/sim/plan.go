@@ -97,6 +97,7 @@ type request struct {
 	chunks   int32
 	early    bool              // the source sends before it is bound
 	named    bool              // the source says for which group the room is
+	layered  bool              // the source sends one layer of its pages after the other
 	abort    statemachine.Role // who aborts; 0: nobody
 	abortIn  int64             // after at
 	deadline int64
@@ -218,6 +219,7 @@ func (p *plan) request(d dice, room int64) request {
 		r.deadline = d.in(time.Second, 8*time.Second)
 	}
 	r.named = p.spans && d.one(2)
+	r.layered = p.shape[statemachine.Source].layers > 1 && d.one(3)
 	return r
 }
 

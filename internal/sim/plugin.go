@@ -57,6 +57,7 @@ type op struct {
 	step     int64 // between two pages
 	dice     dice
 	plan     []layout.Slice // what is copied from a page to a page; nil: all
+	layers   [2]int32       // from, to
 	read     []tag          // cells of the pages that were read before the process died
 }
 
@@ -379,7 +380,7 @@ func (w *world) submit(e *engine, at int32, p *core.PluginEffect) {
 	o := op{
 		id: p.Op, s: p.S, d: p.D, epoch: at, peer: int32(p.Peer), peerEp: w.epochOf(int32(p.Peer), p.D.Inc, p.PeerEpoch), bytes: p.Bytes,
 		srcMem: int32(p.SrcPool) - 1, dstMem: int32(p.DstPool) - 1, dice: roll(w.plan.seed, 7, p.S.Seq, p.D.Seq, uint64(len(w.ops))), fate: core.EndDone,
-		plan: w.planOf(p),
+		plan: w.planOf(p), layers: [2]int32{p.LayerFrom, p.LayerTo},
 	}
 	if n := len(w.ops); n < cap(w.ops) { // its memory is used again
 		old := &w.ops[:n+1][n]

@@ -53,7 +53,8 @@ type life struct {
 	pages  []int32
 	sent   int32 // pages that were handed over
 	chunk  int32
-	busy   bool // a request is on its way
+	layer  int32 // of the chunk that is next
+	busy   bool  // a request is on its way
 	woken  bool
 	worded bool
 	status statemachine.KVPoll
@@ -232,14 +233,20 @@ func (w *world) act(at int32) {
 				w.want(w.mems[l.mem].of(page)[:0], l, int32(k))
 			}
 		}
-		l.chunk++
-		to := n * l.chunk / r.chunks
-		ev := core.Event{Kind: core.Send, Last: l.chunk == r.chunks}
+		to := n * (l.chunk + 1) / r.chunks
+		ev := core.Event{Kind: core.Send}
 		if to > l.sent {
 			ev.Parts = w.partOf(0, l.pages[l.sent:to])
 		}
-		if l.sent = to; ev.Last {
-			l.stage = paged
+		if layers := w.plan.shape[l.role].layers; r.layered && to > l.sent {
+			ev.LayerFrom, ev.LayerTo = l.layer, l.layer+1
+			l.layer = (l.layer + 1) % layers
+		}
+		if l.layer == 0 {
+			l.chunk, l.sent = l.chunk+1, to
+		}
+		if l.chunk == r.chunks {
+			ev.Last, l.stage = true, paged
 		}
 		w.ask(at, &ev)
 	}
