@@ -270,6 +270,7 @@ func (f *field) round(ft fault, r *reliability.NetFault) (times []float64) {
 		t.Error(err)
 	}
 	time.Sleep(500 * time.Millisecond)
+	streams := f.streams()
 	began := time.Now()
 	asked := ft.make(f)
 	mended := time.Now()
@@ -302,6 +303,9 @@ func (f *field) round(ft fault, r *reliability.NetFault) (times []float64) {
 		r.Recover = max(r.Recover, ms(well.Sub(mended)))
 		if d := well.Sub(mended); d > recovery {
 			t.Errorf("no room that was opened within %v after the fault has succeeded", d)
+		}
+		if n := f.streams() - streams; n > 0 && ft.name == "flap" { // what TCP repairs is no silence
+			t.Errorf("the stream between the engines came up anew, %d times on both sides together", n)
 		}
 	}
 
@@ -363,6 +367,14 @@ func (f *field) round(ft fault, r *reliability.NetFault) (times []float64) {
 	tr.wrong = nil
 	r.Bytes += tr.bytes - bytes
 	return times
+}
+
+// streams counts those that came up between the engines, once at either side.
+func (f *field) streams() (n int) {
+	for _, e := range f.engines {
+		n += strings.Count(e.said.String(), "peer is up")
+	}
+	return n
 }
 
 // connected reports connections that a fault has left behind.

@@ -12,9 +12,9 @@ import (
 	"github.com/terminus-kv/terminus/plugins/sdk/sdktest"
 )
 
-// silence makes this end of a connection deaf and dumb, as if its host had lost power: every packet that
+// deafen makes this end of a connection deaf and dumb, as if its host had lost power: every packet that
 // comes is dropped before TCP sees it, so nothing is acknowledged either.
-func silence(t *testing.T, c net.Conn) {
+func deafen(t *testing.T, c net.Conn) {
 	t.Helper()
 	raw, err := c.(*net.TCPConn).SyscallConn()
 	if err != nil {
@@ -47,7 +47,7 @@ func TestSilentHost(t *testing.T) {
 	op := peer.submit(sdktest.Pages(0, pages))
 	f.waitConns(1)
 	f.mu.Lock()
-	silence(t, f.conns[0])
+	deafen(t, f.conns[0])
 	f.mu.Unlock()
 	end := op.End()
 	wantFailed(t, end, contract.Cause_CAUSE_TRANSPORT)
@@ -68,7 +68,7 @@ func TestSilentWriter(t *testing.T) {
 	w.send(putBegin(nil, 1, generation, 1<<16, 8<<20))
 	w.send(frame[:len(frame)/2])
 	eventually(t, "the connection is there", func() bool { return b.recv.connections() == 1 })
-	silence(t, w.c)
+	deafen(t, w.c)
 	eventually(t, "the receiver gives the connection up", func() bool { return b.recv.connections() == 0 })
 	if !bytes.Equal(r.Bytes, make([]byte, len(r.Bytes))) {
 		t.Fatal("half a slice has landed")

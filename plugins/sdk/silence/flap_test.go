@@ -1,4 +1,4 @@
-package tcp
+package silence
 
 import (
 	"fmt"
@@ -40,6 +40,7 @@ func run(command string) error {
 // before was over. With TCP_USER_TIMEOUT Linux had kept the time of the first flap, for what was written after it left
 // before the next probe was due, and at the second one took all the time between for silence.
 func TestFlapIsNotSilence(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make network namespaces")
 	}
@@ -48,7 +49,7 @@ func TestFlapIsNotSilence(t *testing.T) {
 			t.Skipf("%s is not there; on Debian install it with: apt-get install iproute2", tool)
 		}
 	}
-	const silence = time.Second
+	const quiet = time.Second
 	var written int64
 	heard := make(chan int64, 1)
 	err := inNewNetwork(func() error { // the other host
@@ -112,7 +113,7 @@ func TestFlapIsNotSilence(t *testing.T) {
 				n, _ := io.Copy(io.Discard, there) // until it is closed
 				heard <- n
 			}()
-			if err := tune(here, silence); err != nil {
+			if err := Bound(here, quiet); err != nil {
 				return err
 			}
 			write := func() {
@@ -138,7 +139,7 @@ func TestFlapIsNotSilence(t *testing.T) {
 				time.Sleep(300 * time.Millisecond)
 				link(true)
 				write() // and this takes it along
-				time.Sleep(silence)
+				time.Sleep(quiet)
 			}
 			return err
 		})
