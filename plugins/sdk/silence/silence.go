@@ -50,7 +50,7 @@ func Bound(c *net.TCPConn, d time.Duration) error {
 // watch ends reads and writes of a connection on which bytes have waited for the time d and nothing was acknowledged:
 // seen is when it looked last, since when they have waited. It ends with the connection.
 func watch(c *net.TCPConn, raw syscall.RawConn, d time.Duration, seen, since time.Time) {
-	time.AfterFunc(d/8, func() {
+	time.AfterFunc(d/16, func() {
 		var (
 			info *unix.TCPInfo
 			err  error
