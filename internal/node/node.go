@@ -211,9 +211,13 @@ func (n *Node) serve(ctx context.Context) (err error) {
 	for _, name := range n.cfg.Transfer.Backend {
 		names = append(names, peer.Backend{Name: name})
 	}
+	var look func()
+	if n.looker != nil {
+		look = n.looker.Look
+	}
 	if n.links, err = peer.New(peer.Config{
 		Backends: names, Features: []string{featureGroups}, Node: n.cfg.Node, Incarnation: n.incarnation, HostID: n.hostID, Listen: listen, TLS: tlsFiles, InsecureListen: n.cfg.Peers.InsecureListen,
-		Sink: n.peerSink, Log: n.log, Alive: n.alive, Silence: linkSilence(n.cfg.Clocks.PeerDead.Std()),
+		Sink: n.peerSink, Log: n.log, Alive: n.alive, Look: look, Silence: linkSilence(n.cfg.Clocks.PeerDead.Std()),
 	}); err != nil {
 		return fmt.Errorf("peers: %w", err)
 	}

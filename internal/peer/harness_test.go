@@ -109,7 +109,7 @@ func (n *node) close() {
 func fast(name string, incarnation uint64, listen string) Config {
 	return Config{
 		Node: name, Incarnation: incarnation, HostID: "host", Listen: listen,
-		Beat: 50 * time.Millisecond, Silence: 3 * time.Second, Handshake: 3 * time.Second,
+		Beat: 50 * time.Millisecond, Silence: 3 * time.Second, Handshake: 3 * time.Second, NameWait: 100 * time.Millisecond,
 		RedialMin: 5 * time.Millisecond, RedialMax: 50 * time.Millisecond, RefusedWait: 100 * time.Millisecond,
 	}
 }

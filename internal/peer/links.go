@@ -43,17 +43,19 @@ type Links struct {
 	closing bool
 	// links has every peer that is named or ever had a stream: the order of its streams and what the Sink holds of
 	// it must outlive a gap in membership.
-	links map[string]*link
+	links  map[string]*link
+	named  chan struct{} // closed by the next SetPeers
+	looked time.Time     // Config.Look was called last
 	announcements
 }
 
-// New checks cfg and listens. Peers that dial are refused until SetPeers names them.
+// New checks cfg and listens. Peers that dial wait until SetPeers names them, for a bounded time.
 func New(cfg Config) (*Links, error) {
 	setDefaults(&cfg)
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("peer links: %w", err)
 	}
-	l := &Links{cfg: cfg, log: cfg.Log, links: make(map[string]*link), announcements: newAnnouncements()}
+	l := &Links{cfg: cfg, log: cfg.Log, links: make(map[string]*link), named: make(chan struct{}), announcements: newAnnouncements()}
 	if cfg.TLS != nil { // also of one that listens on a unix socket: it may dial TCP
 		var err error
 		if l.tls, err = openTLS(*cfg.TLS, cfg.Node); err != nil {
@@ -81,6 +83,7 @@ func setDefaults(c *Config) {
 	or(&c.Beat, 500*time.Millisecond)
 	or(&c.Silence, 5*time.Second)
 	or(&c.Handshake, 3*time.Second)
+	or(&c.NameWait, 2*time.Second)
 	or(&c.RedialMin, 50*time.Millisecond)
 	or(&c.RedialMax, time.Second)
 	or(&c.RefusedWait, 5*time.Second)
@@ -102,7 +105,7 @@ func (c *Config) check() error {
 		return errors.New("no sink")
 	case len(c.Backends) > maxBackends || len(c.Features) > maxFeatures:
 		return fmt.Errorf("%d backends, %d features: at most %d and %d", len(c.Backends), len(c.Features), maxBackends, maxFeatures)
-	case c.Beat <= 0 || c.Silence < c.Beat || c.Handshake <= 0 || c.RedialMin <= 0 || c.RedialMax < c.RedialMin || c.RefusedWait <= 0:
+	case c.Beat <= 0 || c.Silence < c.Beat || c.Handshake <= 0 || c.NameWait <= 0 || c.RedialMin <= 0 || c.RedialMax < c.RedialMin || c.RefusedWait <= 0:
 		return errors.New("beat, silence, handshake and redial times must be positive, silence at least one beat, and the longest redial at least the shortest")
 	case c.QueueFrames < 1 || c.QueueBytes < maxMessage:
 		return fmt.Errorf("queue of %d frames, %d bytes: want at least 1 and %d", c.QueueFrames, c.QueueBytes, maxMessage)
@@ -227,6 +230,53 @@ func (l *Links) SetPeers(peers []membership.Peer) {
 			k.mu.Unlock()
 			k.wake()
 		}
+	}
+	close(l.named)
+	l.named = make(chan struct{})
+}
+
+// lookEvery is the least time between two calls of Config.Look: a stranger that dials again and again is no reason to
+// read membership all the time.
+const lookEvery = time.Second
+
+// await is lookup for a peer that has dialled. An engine that has just started may know of this one before its record
+// is read here, or before anything is: it is given some time rather than refused.
+func (l *Links) await(ctx context.Context, node string, d time.Duration) *link {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for {
+		l.mu.Lock()
+		named := l.named
+		l.mu.Unlock()
+		if k := l.lookup(node); k != nil {
+			return k
+		}
+		l.look()
+		select {
+		case <-named:
+		case <-timer.C:
+			return l.lookup(node)
+		case <-ctx.Done():
+			return nil
+		case <-l.ctx.Done():
+			return nil
+		}
+	}
+}
+
+// look has membership looked at, if that is not too soon.
+func (l *Links) look() {
+	if l.cfg.Look == nil {
+		return
+	}
+	l.mu.Lock()
+	soon := time.Since(l.looked) < lookEvery
+	if !soon {
+		l.looked = time.Now()
+	}
+	l.mu.Unlock()
+	if !soon {
+		l.cfg.Look()
 	}
 }
 

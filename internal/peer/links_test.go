@@ -217,6 +217,42 @@ func TestUnnamed(t *testing.T) {
 	}
 }
 
+// TestDialBeforeItsName: who dials before membership names it is not refused if it does so soon, and has membership
+// looked at. One that is never named is refused, and does not have it looked at all the time.
+func TestDialBeforeItsName(t *testing.T) {
+	var looks atomic.Int64
+	cfg := fast("a", 1, socket(t))
+	cfg.NameWait = 2 * time.Second
+	cfg.Look = func() { looks.Add(1) }
+	a := start(t, cfg)
+	b, c := start(t, fast("b", 1, socket(t))), start(t, fast("c", 1, socket(t)))
+	b.SetPeers([]membership.Peer{a.as()})
+	a.await("looks", func() bool { return looks.Load() == 1 })
+	c.SetPeers([]membership.Peer{{Record: membership.Record{Node: "a"}}})
+	a.SetPeers([]membership.Peer{c.as()}) // another one is named meanwhile
+	a.awaitUp("c", 1)
+	a.SetPeers([]membership.Peer{{Record: membership.Record{Node: "b"}}, c.as()})
+	b.awaitUp("a", 1)
+	if p := b.peer("a"); p.Counters.Hellos != 1 || len(p.Refusals) != 0 || len(b.find(Refused)) != 0 {
+		t.Errorf("it was refused: %+v, %+v", p, b.find(Refused))
+	}
+	if n := a.Status().Rejected; n != 0 {
+		t.Errorf("%d streams were refused", n)
+	}
+
+	cfg = fast("d", 1, socket(t))
+	cfg.NameWait = 20 * time.Millisecond
+	cfg.Look = func() { looks.Add(1) }
+	d := start(t, cfg)
+	looks.Store(0)
+	began := time.Now()
+	b.SetPeers([]membership.Peer{d.as()})
+	d.await("refusals", func() bool { return d.Status().Rejected >= 8 })
+	if n, most := looks.Load(), 1+int64(time.Since(began)/lookEvery); n < 1 || n > most {
+		t.Errorf("%d looks for %d refusals, at most %d", n, d.Status().Rejected, most)
+	}
+}
+
 func (l *Links) lookupAny(node string) *link {
 	l.mu.Lock()
 	defer l.mu.Unlock()

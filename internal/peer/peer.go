@@ -42,10 +42,14 @@ type Config struct {
 	// Alive, when not nil, is asked before each beat: an engine whose owner goroutine is stuck must
 	// become silent to its peers.
 	Alive func() bool
+	// Look, when not nil, is told that a peer has dialled that membership does not name: its record may be newer than
+	// what was read last. It comes at most once a second, and must not wait.
+	Look func()
 
 	Beat        time.Duration // 500 ms
 	Silence     time.Duration // a stream without a frame for so long is closed; 5 s
 	Handshake   time.Duration // dial, TLS and both Hellos; 3 s
+	NameWait    time.Duration // of it, how long a peer that dials may wait until membership names it; 2 s
 	RedialMin   time.Duration // 50 ms
 	RedialMax   time.Duration // 1 s
 	RefusedWait time.Duration // redial after a refusal that only a change of configuration heals; 5 s

@@ -79,6 +79,7 @@ func (s *server) greet(st wire.Peer_LinkServer) (*conn, []*wire.Frame, *Refusal,
 		first, pending, err := firstFrame(st) // ends at the latest when the handler has returned
 		got <- result{first, pending, err}
 	}()
+	began := time.Now()
 	timer := time.NewTimer(l.cfg.Handshake)
 	defer timer.Stop()
 	var r result
@@ -104,8 +105,13 @@ func (s *server) greet(st wire.Peer_LinkServer) (*conn, []*wire.Frame, *Refusal,
 	if refusal == nil {
 		refusal = s.check(h, &seen)
 	}
-	k := l.lookup(h.node)
-	if refusal == nil && k == nil {
+	var k *link
+	if refusal != nil {
+		k = l.lookup(h.node)
+	} else if k = l.await(st.Context(), h.node, min(l.cfg.NameWait, l.cfg.Handshake-time.Since(began))); k == nil {
+		if st.Context().Err() != nil {
+			return nil, nil, nil, fmt.Errorf("%q left before membership named it", h.node)
+		}
 		refusal = &Refusal{Code: RefusedUnknown, Field: "hello.node", Detail: fmt.Sprintf("membership of %s does not name %q", l.cfg.Node, h.node)}
 	}
 	if refusal != nil {
