@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -88,10 +89,17 @@ func squatterMain() {
 }
 
 // breach configures a breacher as the backend.
-func breach(t *testing.T, mode string) []string {
+func breach(t *testing.T, mode ...string) []string {
 	self, err := os.Executable()
 	must(t, err)
-	return []string{"plugins.tcp.exec=" + self, `plugins.tcp.args=["plugin","breach","` + mode + `"]`}
+	return []string{"plugins.tcp.exec=" + self, `plugins.tcp.args=["plugin","breach","` + strings.Join(mode, `","`) + `"]`}
+}
+
+// atPlugin waits until the op of a room is at the breacher that was given the file: one that still waits for its peer
+// there is quiet as soon as it is withdrawn.
+func atPlugin(t *testing.T, file string) {
+	t.Helper()
+	eventually(t, "the op is at the plugin", func() bool { _, err := os.Stat(file); return err == nil })
 }
 
 // The plugin is dead and its stream has ended, but a process that it started still maps the workers'
@@ -101,7 +109,7 @@ func TestGrandchildDelaysTheFence(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			dir := tempDir(t)
-			pe, de := start(t, dir, "p", breach(t, "stuck")...), start(t, dir, "d", breach(t, mode)...)
+			pe, de := start(t, dir, "p", breach(t, "stuck", filepath.Join(dir, "here"))...), start(t, dir, "d", breach(t, mode)...)
 			p, d := dial(t, pe, client.Source, "prefill", 0, 1, 16), dial(t, de, client.Destination, "decode", 0, 1, 16)
 			ctx := short(t)
 			mem := d.region.Bytes()
@@ -110,7 +118,7 @@ func TestGrandchildDelaysTheFence(t *testing.T) {
 			defer unix.Kill(squatter, unix.SIGKILL)
 			rs, rd := bind(t, p, d, 1, []int32{squatterPage})
 			must(t, rs.Send(ctx, client.Chunk{Parts: []client.Part{{Pool: p.pool, Pages: []int32{1}}}, Last: true}))
-			eventually(t, "the op is out", func() bool { return rs.Poll() == client.Transferring })
+			atPlugin(t, filepath.Join(dir, "here"))
 			pid, _ := de.plugin(t)
 			must(t, unix.Kill(pid, unix.SIGKILL))
 			st, err := rd.WaitTerminal(ctx)
@@ -142,14 +150,14 @@ func TestGrandchildDelaysTheFence(t *testing.T) {
 // engine keeps; the worker that takes its place has other memory, and the old one goes when it is fenced.
 func TestLateWritesLandInOrphanMemory(t *testing.T) {
 	dir := tempDir(t)
-	pe, de := start(t, dir, "p", breach(t, "stuck")...), start(t, dir, "d", breach(t, "late")...)
+	pe, de := start(t, dir, "p", breach(t, "stuck", filepath.Join(dir, "here"))...), start(t, dir, "d", breach(t, "late")...)
 	p := dial(t, pe, client.Source, "prefill", 0, 1, 16)
 	w := spawnWorker(t, de)
 	ctx := short(t)
 	rs, err := p.Open(ctx, client.OpenOptions{Room: 1})
 	must(t, err)
 	must(t, rs.Send(ctx, client.Chunk{Parts: []client.Part{{Pool: p.pool, Pages: []int32{1, 2}}}, Last: true}))
-	eventually(t, "the op is out", func() bool { return rs.Poll() == client.Transferring })
+	atPlugin(t, filepath.Join(dir, "here"))
 	memory := w.memory(t)
 	old, err := unix.Mmap(int(memory.Fd()), 0, 16*pageBytes*tensors, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	must(t, err)
