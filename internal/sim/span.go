@@ -19,7 +19,7 @@ func (p *plan) span(d dice) {
 	var hosts [statemachine.Destination + 1]int32
 	for hosts[statemachine.Source]+hosts[statemachine.Destination] < 3 {
 		for role := statemachine.Source; role <= statemachine.Destination; role++ {
-			hosts[role] = [...]int32{1, 1, 2, 2, 2, maxHosts}[d.n(6)]
+			hosts[role] = [...]int32{1, 1, 1, 2, 2, maxHosts}[d.n(6)]
 		}
 	}
 	p.spans, p.groups = true, p.groups[:0]
