@@ -37,8 +37,8 @@ var mutants = []mutant{
 	{
 		name: "reuse-before-drained", rule: "written pages rest until they are proven quiet", breaks: []Promise{Memory},
 		changes: []mutate.Change{{File: "core/statemachine/machine.go",
-			Old: "		if p := &t.pairs[i]; !p.Sibling && p.Other.IsZero() { // no Confirm was sent\n",
-			New: "		if p := &t.pairs[i]; !p.Sibling && (ON || p.Other.IsZero()) {\n"}},
+			Old: "		if !p.Sibling && p.Other.IsZero() { // no Confirm was sent\n",
+			New: "		if !p.Sibling && (ON || p.Other.IsZero()) {\n"}},
 	},
 	{
 		name: "one-phase", rule: "of pages that differ in size each is filled from all its parts", breaks: []Promise{Memory},
@@ -105,8 +105,8 @@ var mutants = []mutant{
 	{
 		name: "vote-counts-for-two", rule: "the judge of a group has the vote of every engine of its destination", breaks: []Promise{Agreement},
 		changes: []mutate.Change{{File: "core/statemachine/machine.go",
-			Old: "	voter := false\n	for i := range t.pairs {\n		switch p := &t.pairs[i]; {\n",
-			New: "	voter, votes := false, 0\n	for i := range t.pairs {\n		if t.pairs[i].Sibling && !t.pairs[i].Other.IsZero() {\n			votes++\n		}\n	}\n	for i := range t.pairs {\n		switch p := &t.pairs[i]; {\n		case ON && votes > 0 && p.Sibling && p.Other.IsZero():\n"}},
+			Old: "	voter := false\n	for _, p := range t.pairs {\n		switch {\n",
+			New: "	voter, votes := false, 0\n	for _, p := range t.pairs {\n		if p.Sibling && !p.Other.IsZero() {\n			votes++\n		}\n	}\n	for _, p := range t.pairs {\n		switch {\n		case ON && votes > 0 && p.Sibling && p.Other.IsZero():\n"}},
 	},
 	{
 		name: "part-is-the-whole", rule: "an engine with a part of a group says Success when the judge has said so", breaks: []Promise{Agreement},
@@ -122,8 +122,8 @@ var mutants = []mutant{
 	{
 		name: "one-source-drained", rule: "the pages are quiet when every source engine is", breaks: []Promise{Memory},
 		changes: []mutate.Change{{File: "core/statemachine/machine.go",
-			Old: "		if p := &t.pairs[i]; !p.Sibling && !p.Quiet {\n			return\n		}\n",
-			New: "		if p := &t.pairs[i]; ON && !p.Sibling && p.Quiet {\n			break\n		} else if !p.Sibling && !p.Quiet {\n			return\n		}\n"}},
+			Old: "		if !p.Sibling && !p.Quiet {\n			return\n		}\n",
+			New: "		if ON && !p.Sibling && p.Quiet {\n			break\n		}\n		if !p.Sibling && !p.Quiet {\n			return\n		}\n"}},
 	},
 	{
 		name: "chunks-before-engines", rule: "what a source sent is held while engines of the other group may be missing", breaks: []Promise{Memory},
