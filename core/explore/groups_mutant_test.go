@@ -50,7 +50,7 @@ var groupMutants = []mutant{
 		name: "group_vote_obeys_source", rule: "a destination engine that has voted does not end by the abort of a source", breaks: "G5", groups: quickly(spanning(1, 2, 1, "a")),
 		changes: []change{
 			{machineGo, "		case column == Voted && own:\n			p.SourceEnded = true\n		case column == Ended && own:\n", "		case column == Voted && own && ON:\n			t.endDestination(cause(e.Reason), t.at)\n		case column == Voted && own:\n			p.SourceEnded = true\n		case column == Ended && own:\n"},
-			{machineGo, "		if p := &t.pairs[i]; p.Judge {\n			t.send(i, Send{Kind: FrameAbort,", "		if p := &t.pairs[i]; p.Judge || ON {\n			t.send(i, Send{Kind: FrameAbort,"},
+			{machineGo, "		if p.Judge {\n			t.send(i, Send{Kind: FrameAbort,", "		if p.Judge || ON {\n			t.send(i, Send{Kind: FrameAbort,"},
 		},
 	},
 	{
@@ -66,7 +66,7 @@ var groupMutants = []mutant{
 	},
 	{
 		name: "group_one_source_drained", rule: "the pages are quiet when every source engine is", breaks: "G3", groups: spanning(2, 1, 0, ""),
-		changes: []change{{machineGo, "		if p := &t.pairs[i]; !p.Sibling && !p.Quiet {\n			return\n		}\n", "		if p := &t.pairs[i]; ON && !p.Sibling && p.Quiet {\n			break\n		} else if !p.Sibling && !p.Quiet {\n			return\n		}\n"}},
+		changes: []change{{machineGo, "		if !p.Sibling && !p.Quiet {\n			return\n		}\n", "		if ON && !p.Sibling && p.Quiet {\n			break\n		} else if !p.Sibling && !p.Quiet {\n			return\n		}\n"}},
 	},
 	{
 		name: "group_fence_alone", rule: "FencePeer is a proof only once that source engine has ended", breaks: "G3", as: "fence_alone", groups: spanning(1, 2, 0, ""),

@@ -114,8 +114,8 @@ var mutants = []mutant{
 	{
 		name: "destination_terminal_is_quiet", rule: "a destination's pages are not reusable because it has ended", breaks: "R4", cfg: small(1, 0, ""),
 		changes: []change{{machineGo,
-			"		if p := &t.pairs[i]; !p.Sibling && p.Other.IsZero() { // no Confirm was sent\n",
-			"		if p := &t.pairs[i]; !p.Sibling && (ON || p.Other.IsZero()) {\n"}},
+			"		if !p.Sibling && p.Other.IsZero() { // no Confirm was sent\n",
+			"		if !p.Sibling && (ON || p.Other.IsZero()) {\n"}},
 	},
 	{
 		name: "source_terminal_is_quiet", rule: "a source's pages are not reusable because it has ended", breaks: "R4", cfg: small(1, 0, ""),
