@@ -12,7 +12,7 @@ import (
 func (m *Machine) Clone() *Machine {
 	c := *m
 	c.asked = statemachine.Out{}
-	c.out, c.scratch, c.reports, c.gathered, c.saying = nil, nil, nil, nil, nil
+	c.out, c.scratch, c.reports, c.firsts, c.gathered, c.saying = nil, nil, nil, nil, nil, nil
 	c.policy = m.policy.Clone()
 	c.rooms, c.ranks, c.parts, c.cursors = m.rooms.clone(), m.ranks.clone(), m.parts.clone(), m.cursors.clone()
 	c.chunks, c.ops, c.runs = m.chunks.clone(), m.ops.clone(), m.runs.clone()

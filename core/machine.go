@@ -58,6 +58,7 @@ type Machine struct {
 	scratch      []layout.Run
 	gathered     []*statemachine.Pair // of the record that is being stepped
 	reports      []report
+	firsts       []int32 // part of a destination that is checked, by rank
 	saying       []PartSent
 	sets         [][]int32 // sets of ranks, ascending; none is ever changed
 	names        []name
@@ -139,7 +140,7 @@ func (m *Machine) Reset(cfg Config) error {
 		auxes: old.auxes.emptied(), details: old.details.emptied(), pairs: old.pairs.emptied(), lanes: old.lanes.emptied(), saids: old.saids.emptied(),
 		sets: emptied(old.sets), gathered: old.gathered[:0], saying: old.saying[:0], asked: old.asked,
 		markQueue: old.markQueue[:0], holdQueue: old.holdQueue[:0], waiting: old.waiting[:0], peers: emptied(old.peers), plugins: emptied(old.plugins),
-		retirees: emptied(old.retirees), lost: emptied(old.lost), names: emptied(old.names), scratch: old.scratch, reports: old.reports[:0], maps: old.maps.emptied(),
+		retirees: emptied(old.retirees), lost: emptied(old.lost), names: emptied(old.names), scratch: old.scratch, reports: old.reports[:0], firsts: old.firsts[:0], maps: old.maps.emptied(),
 	}
 	return nil
 }

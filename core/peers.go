@@ -674,8 +674,15 @@ func (m *Machine) completes(r *room, p *pair, f *Frame) bool {
 			m.recallSaid(q)
 		}
 	}
+	m.firsts = m.firsts[:0]
+	for range r.size {
+		m.firsts = append(m.firsts, nil32)
+	}
 	for i := r.dst; i != nil32; i = m.parts.at(i).next {
 		pt := m.parts.at(i)
+		if m.firsts[pt.rank] == nil32 {
+			m.firsts[pt.rank] = i
+		}
 		of := lm
 		if pt.state {
 			of = layout.Map{}
@@ -686,14 +693,27 @@ func (m *Machine) completes(r *room, p *pair, f *Frame) bool {
 			}
 		}
 	}
-	for s := range ranks {
-		for _, ps := range m.saying[m.reports[s].from:m.reports[s].to] {
-			if ps.Pages != 0 && !m.registered(r, lm, s, ps.Ordinal) {
-				return false
+	for i := r.ranks; i != nil32; i = m.ranks.at(i).next {
+		q := m.ranks.at(i).rank
+		for s, end := lm.Sources(q); s < end; s++ {
+			for _, ps := range m.saying[m.reports[s].from:m.reports[s].to] {
+				if ps.Pages != 0 && !m.registered(q, ps.Ordinal) {
+					return false
+				}
 			}
 		}
 	}
 	return true
+}
+
+// registered reports whether a rank here has registered a part. Those of a rank lie together, from Machine.firsts on.
+func (m *Machine) registered(rankNo, ordinal int32) bool {
+	for i := m.firsts[rankNo]; i != nil32 && m.parts.at(i).rank == rankNo; i = m.parts.at(i).next {
+		if int32(m.parts.at(i).ordinal) == ordinal {
+			return true
+		}
+	}
+	return false
 }
 
 // keepSaid keeps what a RankEnd says until the last one has come; recallSaid adds it to what is checked.
@@ -728,20 +748,6 @@ func (m *Machine) sentPages(rankNo, ordinal int32) int64 {
 		}
 	}
 	return n
-}
-
-// registered reports whether every destination rank that source rank s writes to has registered the part.
-func (m *Machine) registered(r *room, lm layout.Map, s, ordinal int32) bool {
-	if at := m.part(r, s, ordinal); lm.IsZero() || at != nil32 && m.parts.at(at).state {
-		return at != nil32 || m.rankOf(r, s) == nil32 // another engine's to say
-	}
-	_, ranks := lm.Ranks()
-	for q := range ranks {
-		if lm.Writes(s, q) && m.rankOf(r, q) != nil32 && m.part(r, q, ordinal) == nil32 {
-			return false
-		}
-	}
-	return true
 }
 
 func (m *Machine) part(r *room, rankNo, ordinal int32) int32 {
