@@ -261,7 +261,7 @@ func (m *Machine) first(k roomKey, from PeerID, f *Frame, rank func(*Machine, *r
 	return at
 }
 
-const none = 4
+const none = 5
 
 // sourceRank is the precedence of docs/protocol.md for frames that do not name the source.
 func sourceRank(m *Machine, r *room, from PeerID, f *Frame) int {
@@ -276,10 +276,13 @@ func sourceRank(m *Machine, r *room, from PeerID, f *Frame) int {
 		return 0
 	case ended && pair == f.D:
 		return 1
-	case ended && pair.IsZero() && r.sm.Att == f.Att && f.Kind != FrameQueued:
-		return 2
 	case !ended:
 		return 3
+	case pair.IsZero() && r.sm.Att == f.Att && f.Kind != FrameQueued:
+		if !m.speaksFor(from, r) || f.Kind == FrameRegister && r.peerGroup != nil32 && m.name(r.peerGroup) != f.Group {
+			return 4 // it waited for another group, so the live one may be meant
+		}
+		return 2
 	}
 	return none
 }

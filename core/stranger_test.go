@@ -168,3 +168,38 @@ func TestNextAttemptAtAnotherEngine(t *testing.T) {
 		}
 	}
 }
+
+// TestEndedRoomOfAnotherGroup: a record that ended before it met a destination takes that attempt's words of its own
+// group's engine, and of its own group, only: those of another one are for the room that is open now.
+func TestEndedRoomOfAnotherGroup(t *testing.T) {
+	at := func(peer PeerID, group string) Event {
+		return Event{Kind: PeerGroup, Peer: peer, Group: group, PeerGroup: "prefill", Role: statemachine.Destination, Size: 1, Backends: []string{"tcp"}}
+	}
+	register := registerFrame(1, opener(30, 1))
+	register.Group, register.Att = "next", attempt
+	end := Frame{Kind: FrameAbort, Room: 1, D: opener(30, 1), Att: attempt}
+	sameEngine := register
+	sameEngine.D = opener(20, 1)
+	for _, c := range []struct {
+		name  string
+		peer  PeerID // that hosts the group of the open room; peer 0 hosts that of the ended one
+		frame Frame
+		want  statemachine.State
+	}{
+		{"Register", 1, register, statemachine.Offered},
+		{"Abort", 1, end, statemachine.Ended},
+		{"Register from an engine of both", 0, sameEngine, statemachine.Offered},
+	} {
+		l := newLone(t)
+		l.step(at(0, "near"), at(c.peer, "next"))
+		l.step(Event{Kind: Open, Session: 1, Room: 1, Att: attempt, PeerGroup: "near"})
+		l.step(Event{Kind: Abort, Session: 1})
+		l.step(Event{Kind: Open, Session: 1, Slot: 1, Room: 1, Att: attempt, PeerGroup: "next"})
+		l.frame(c.peer, c.frame)
+		for _, v := range l.m.Room(1) {
+			if v.PeerGroup == "next" && v.State != c.want {
+				t.Errorf("%s: the open room is %s, want %s: %s", c.name, v.State, c.want, v.Why())
+			}
+		}
+	}
+}
