@@ -363,8 +363,11 @@ var handlers = map[string]func(*call){
 	},
 	"counts": func(c *call) { fmt.Fprintf(c.out, "%s\n%s\n", c.env.P.Held(), c.env.D.Held()) },
 	"stats": func(c *call) {
-		st := c.side.M.Stats()
-		fmt.Fprintf(c.out, "dropped %d, refused %d, ops %d, bytes %d\n", st.Dropped, st.Refused, st.Ops, st.Bytes)
+		st, refused := c.side.M.Stats(), uint64(0)
+		for _, n := range st.Refused {
+			refused += n
+		}
+		fmt.Fprintf(c.out, "dropped %d, refused %d, ops %d, bytes %d\n", st.Dropped, refused, st.Ops, st.Bytes)
 	},
 }
 

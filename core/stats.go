@@ -12,9 +12,9 @@ type Stats struct {
 	Verdicts        [3][statemachine.NumReasons]uint64
 	FramesIn        [statemachine.NumFrameKinds]uint64
 	FramesOut       [statemachine.NumFrameKinds]uint64
-	Unsent          uint64 // frames not sent because the link is not ready; Resync makes up for them
-	Dropped         uint64 // late or impossible events that changed nothing
-	Refused         uint64 // worker requests refused
+	Unsent          uint64              // frames not sent because the link is not ready; Resync makes up for them
+	Dropped         uint64              // late or impossible events that changed nothing
+	Refused         [NumRefusals]uint64 // worker requests
 	Ops             uint64
 	OpEnds          [8]uint64 // by EndKind
 	Bytes           int64     // of ops that are Done

@@ -36,8 +36,8 @@ func (m *Machine) reply(e *Event, code ReplyCode) *Reply {
 	return r
 }
 
-func (m *Machine) refuse(e *Event, format string, args ...any) {
-	m.stats.Refused++
+func (m *Machine) refuse(e *Event, cause Refusal, format string, args ...any) {
+	m.stats.Refused[cause]++
 	m.reply(e, Refused).Detail = fmt.Sprintf(format, args...)
 }
 
@@ -82,19 +82,19 @@ func (m *Machine) open(e *Event) {
 	s := m.session(e.Session)
 	switch {
 	case s == nil || s.down:
-		m.refuse(e, "session is closed")
+		m.refuse(e, RefusedSession, "session is closed")
 		return
 	case e.Room < 0:
-		m.refuse(e, "room %d: must be 0 to 2^63-1", e.Room)
+		m.refuse(e, RefusedRequest, "room %d: must be 0 to 2^63-1", e.Room)
 		return
 	case e.Slot < 0 || int(e.Slot) >= len(s.slots) || s.slots[e.Slot] != nil32:
-		m.refuse(e, "slot %d is not free", e.Slot)
+		m.refuse(e, RefusedRequest, "slot %d is not free", e.Slot)
 		return
 	case m.draining:
-		m.refuse(e, "engine is draining and takes no new rooms; use another engine")
+		m.refuse(e, RefusedDraining, "engine is draining and takes no new rooms; use another engine")
 		return
 	case e.PeerGroup == "" && s.role == statemachine.Destination:
-		m.refuse(e, "peer_group is missing: a destination names the source group that will send")
+		m.refuse(e, RefusedPeerGroup, "peer_group is missing: a destination names the source group that will send")
 		return
 	}
 	key := keyOf(e.Room, s.role)
@@ -119,11 +119,11 @@ func (m *Machine) open(e *Event) {
 	if e.PeerGroup != "" {
 		var ok bool
 		if peerGroup, ok = m.learn(e.PeerGroup); !ok {
-			m.refuse(e, "peer_group %q: %d different names were used; name groups that exist", e.PeerGroup, maxNames)
+			m.refuse(e, RefusedPeerGroup, "peer_group %q: %d different names were used; name groups that exist", e.PeerGroup, maxNames)
 			return
 		}
 		if why := m.groupTrouble(peerGroup, s); why != "" {
-			m.refuse(e, "peer_group %q: %s", e.PeerGroup, why)
+			m.refuse(e, RefusedPeerGroup, "peer_group %q: %s", e.PeerGroup, why)
 			return
 		}
 	}
@@ -133,7 +133,7 @@ func (m *Machine) open(e *Event) {
 	admitted := wanted || m.live-m.queued < m.cfg.Limits.Rooms && s.live-s.queued < m.cfg.Limits.RoomsPerSession && m.firstWaiting() == nil32 &&
 		!(s.role == statemachine.Destination && m.over(s))
 	if !admitted && m.queued >= m.cfg.Limits.AdmitQueue {
-		m.refuse(e, "limits.inflight_rooms: %d rooms are live and %d wait for admission", m.live-m.queued, m.queued)
+		m.refuse(e, RefusedInflightRooms, "limits.inflight_rooms: %d rooms are live and %d wait for admission", m.live-m.queued, m.queued)
 		return
 	}
 
@@ -273,13 +273,13 @@ func (m *Machine) join(e *Event, s *session, idx int32) {
 	r := m.rooms.at(idx)
 	switch {
 	case r.group != s.group:
-		m.refuse(e, "room %d is open by group %q", e.Room, m.name(r.group))
+		m.refuse(e, RefusedRoomOpen, "room %d is open by group %q", e.Room, m.name(r.group))
 	case int32(r.size) != s.size:
-		m.refuse(e, "room %d is open by a group of %d ranks, this worker's has %d", e.Room, r.size, s.size)
+		m.refuse(e, RefusedRoomOpen, "room %d is open by a group of %d ranks, this worker's has %d", e.Room, r.size, s.size)
 	case r.sm.Att != e.Att:
-		m.refuse(e, "room %d is open with attempt %d; end it before attempt %d", e.Room, r.sm.Att, e.Att)
+		m.refuse(e, RefusedRoomOpen, "room %d is open with attempt %d; end it before attempt %d", e.Room, r.sm.Att, e.Att)
 	case m.rankOf(r, s.rank) != nil32:
-		m.refuse(e, "room %d is open already by rank %d (R3)", e.Room, s.rank)
+		m.refuse(e, RefusedRoomOpen, "room %d is open already by rank %d (R3)", e.Room, s.rank)
 	default:
 		r.joined++
 		m.addRank(e, s, idx, r)
@@ -314,7 +314,7 @@ func (m *Machine) slot(e *Event) (*session, int32) {
 func (m *Machine) register(e *Event) {
 	s, k := m.slot(e)
 	if k == nil32 {
-		m.refuse(e, "slot %d holds no room", e.Slot)
+		m.refuse(e, RefusedRequest, "slot %d holds no room", e.Slot)
 		return
 	}
 	idx := m.ranks.at(k).room
@@ -324,10 +324,10 @@ func (m *Machine) register(e *Event) {
 		m.reply(e, Ended).Reason = r.sm.Reason
 		return
 	case s.role != statemachine.Destination:
-		m.refuse(e, "register is for destinations; a source sends")
+		m.refuse(e, RefusedRequest, "register is for destinations; a source sends")
 		return
 	case m.ranks.at(k).paged:
-		m.refuse(e, "rank %d has registered its pages already", s.rank)
+		m.refuse(e, RefusedRequest, "rank %d has registered its pages already", s.rank)
 		return
 	}
 	var n need
@@ -339,21 +339,21 @@ func (m *Machine) register(e *Event) {
 		p := &e.Parts[i]
 		pl, err := s.pool(p)
 		if err != nil {
-			m.refuse(e, "parts[%d]: %v", i, err)
+			m.refuse(e, RefusedRequest, "parts[%d]: %v", i, err)
 			return
 		}
 		pages := layout.Pages(p.Runs)
 		if p.Prefix < 0 || int64(p.Prefix) > pages {
-			m.refuse(e, "parts[%d].prefix: %d is outside 0 to %d", i, p.Prefix, pages)
+			m.refuse(e, RefusedRequest, "parts[%d].prefix: %d is outside 0 to %d", i, p.Prefix, pages)
 			return
 		}
 		if why := unmapped(lm, pl.state, p.Prefix); why != "" {
-			m.refuse(e, "parts[%d]%s", i, why)
+			m.refuse(e, RefusedRequest, "parts[%d]%s", i, why)
 			return
 		}
 		for j := range i {
 			if e.Parts[j].Ordinal == p.Ordinal {
-				m.refuse(e, "parts[%d].pool: %d is named twice", i, p.Ordinal)
+				m.refuse(e, RefusedRequest, "parts[%d].pool: %d is named twice", i, p.Ordinal)
 				return
 			}
 		}
@@ -361,22 +361,23 @@ func (m *Machine) register(e *Event) {
 		n.bytes += pages * pl.pageBytes
 	}
 	for _, l := range []struct {
-		name, unit  string
+		cause       Refusal
+		unit        string
 		need, limit int64
 	}{
-		{"inflight_bytes", "bytes", n.bytes, m.cfg.Limits.RoomBytes}, {"inflight_pages", "pages", n.pages, m.cfg.Limits.RoomPages},
-		{"worker_bytes", "bytes", n.bytes, m.cfg.Limits.SessionBytes}, {"worker_pages", "pages", n.pages, m.cfg.Limits.SessionPages},
+		{RefusedInflightBytes, "bytes", n.bytes, m.cfg.Limits.RoomBytes}, {RefusedInflightPages, "pages", n.pages, m.cfg.Limits.RoomPages},
+		{RefusedWorkerBytes, "bytes", n.bytes, m.cfg.Limits.SessionBytes}, {RefusedWorkerPages, "pages", n.pages, m.cfg.Limits.SessionPages},
 	} {
 		if l.need > l.limit {
-			m.refuse(e, "limits.%s: the room needs %d %s, the limit is %d", l.name, l.need, l.unit, l.limit)
+			m.refuse(e, l.cause, "limits.%s: the room needs %d %s, the limit is %d", l.cause, l.need, l.unit, l.limit)
 			return
 		}
 	}
 	if i, page := s.armPages(e.Parts); i >= 0 {
 		if by := m.armedBy(s, e.Parts[i].Ordinal, page); by >= 0 {
-			m.refuse(e, "parts[%d]: page %d is still armed by room %d (R4): a write may reach it until its pages are quiet or fenced", i, page, by)
+			m.refuse(e, RefusedArmed, "parts[%d]: page %d is still armed by room %d (R4): a write may reach it until its pages are quiet or fenced", i, page, by)
 		} else {
-			m.refuse(e, "parts[%d]: page %d is named twice", i, page)
+			m.refuse(e, RefusedRequest, "parts[%d]: page %d is named twice", i, page)
 		}
 		return
 	}
@@ -446,7 +447,7 @@ func (s *session) pool(p *Part) (*pool, error) {
 func (m *Machine) send(e *Event) {
 	s, k := m.slot(e)
 	if k == nil32 {
-		m.refuse(e, "slot %d holds no room", e.Slot)
+		m.refuse(e, RefusedRequest, "slot %d holds no room", e.Slot)
 		return
 	}
 	idx := m.ranks.at(k).room
@@ -457,16 +458,16 @@ func (m *Machine) send(e *Event) {
 		m.reply(e, Ended).Reason = r.sm.Reason
 		return
 	case s.role != statemachine.Source:
-		m.refuse(e, "send is for sources; a destination registers")
+		m.refuse(e, RefusedRequest, "send is for sources; a destination registers")
 		return
 	case m.ranks.at(k).paged:
-		m.refuse(e, "rank %d has sent its last chunk", s.rank)
+		m.refuse(e, RefusedRequest, "rank %d has sent its last chunk", s.rank)
 		return
 	case len(e.Aux) > MaxAux:
-		m.refuse(e, "aux: %d bytes, the limit is %d", len(e.Aux), MaxAux)
+		m.refuse(e, RefusedRequest, "aux: %d bytes, the limit is %d", len(e.Aux), MaxAux)
 		return
 	case len(e.Aux) > 0 && (!e.Last || s.rank != 0):
-		m.refuse(e, "aux: belongs to the last chunk of rank 0")
+		m.refuse(e, RefusedRequest, "aux: belongs to the last chunk of rank 0")
 		return
 	}
 	// Check the whole request first: a refused one changes nothing.
@@ -474,17 +475,17 @@ func (m *Machine) send(e *Event) {
 		p := &e.Parts[i]
 		pl, err := s.pool(p)
 		if err != nil {
-			m.refuse(e, "parts[%d]: %v", i, err)
+			m.refuse(e, RefusedRequest, "parts[%d]: %v", i, err)
 			return
 		}
 		from, to := layers(e, pl)
 		if from < 0 || to <= from || to > pl.layers {
-			m.refuse(e, "layers: [%d, %d) is outside [0, %d)", from, to, pl.layers)
+			m.refuse(e, RefusedRequest, "layers: [%d, %d) is outside [0, %d)", from, to, pl.layers)
 			return
 		}
 		for j := range i {
 			if e.Parts[j].Ordinal == p.Ordinal {
-				m.refuse(e, "parts[%d].pool: %d is named twice", i, p.Ordinal)
+				m.refuse(e, RefusedRequest, "parts[%d].pool: %d is named twice", i, p.Ordinal)
 				return
 			}
 		}
@@ -494,11 +495,11 @@ func (m *Machine) send(e *Event) {
 			c = *m.cursors.at(at)
 		}
 		if from != c.layer || (c.layer > 0 && n != c.chunk) {
-			m.refuse(e, "parts[%d]: pages must go in order: layer %d of a chunk of %d pages is next", i, c.layer, c.chunk)
+			m.refuse(e, RefusedRequest, "parts[%d]: pages must go in order: layer %d of a chunk of %d pages is next", i, c.layer, c.chunk)
 			return
 		}
 		if int64(c.page)+int64(n) > int64(pl.pages) {
-			m.refuse(e, "parts[%d]: %d pages after %d: the pool has %d, a page is sent twice", i, n, c.page, pl.pages)
+			m.refuse(e, RefusedRequest, "parts[%d]: %d pages after %d: the pool has %d, a page is sent twice", i, n, c.page, pl.pages)
 			return
 		}
 	}
@@ -583,17 +584,17 @@ func (m *Machine) abort(e *Event) {
 func (m *Machine) release(e *Event) {
 	s, k := m.slot(e)
 	if k == nil32 {
-		m.refuse(e, "slot %d holds no room", e.Slot)
+		m.refuse(e, RefusedRequest, "slot %d holds no room", e.Slot)
 		return
 	}
 	kk := m.ranks.at(k)
 	r := m.rooms.at(kk.room)
 	if r.sm.State != statemachine.Ended {
-		m.refuse(e, "room %d has not ended (%s); abort it first", r.id, r.sm.Status())
+		m.refuse(e, RefusedNotEnded, "room %d has not ended (%s); abort it first", r.id, r.sm.Status())
 		return
 	}
 	if res := m.residency(r, kk); !res.Reusable() {
-		m.refuse(e, "not_reusable: pages of room %d are %s (R4); wait for quiet or fenced", r.id, res)
+		m.refuse(e, RefusedNotReusable, "not_reusable: pages of room %d are %s (R4); wait for quiet or fenced", r.id, res)
 		return
 	}
 	idx := kk.room

@@ -444,9 +444,12 @@ func (n *Node) snapshot() telemetry.Snapshot {
 		Opened: map[telemetry.RoleBackend]uint64{}, Verdicts: map[telemetry.Verdict]uint64{}, OpsOut: map[string]int{},
 		OpsTotal: map[telemetry.OpEnd]uint64{}, MovedBytes: map[telemetry.Moved]uint64{}, Peers: map[string]int{}, Sessions: map[string]int{},
 		Stages:    map[telemetry.RoomStage]telemetry.Histogram{},
-		BadFrames: map[telemetry.BadFrame]uint64{}, Late: map[string]uint64{"all": st.Dropped}, Refused: map[string]uint64{"all": st.Refused},
+		BadFrames: map[telemetry.BadFrame]uint64{}, Late: map[string]uint64{"all": st.Dropped}, Refused: map[string]uint64{},
 		QueueDepth: c.Waiting, OpsHeld: c.Queued, PinnedBytes: c.Pinned, Draining: n.draining, Frozen: n.frozen != "",
 		Lag: n.clock.paused, LagTotal: n.clock.pauses, Steps: n.steps.Load(),
+	}
+	for cause, count := range st.Refused {
+		s.Refused[core.Refusal(cause).String()] = count
 	}
 	type key struct {
 		role  statemachine.Role

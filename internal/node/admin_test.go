@@ -233,6 +233,14 @@ func TestDrainIsTheNextClock(t *testing.T) {
 	if !strings.Contains(why[0], "it ends Failed (draining) in ") || strings.Contains(why[0], "bootstrap clock") {
 		t.Errorf("%q", why)
 	}
+	if _, err := p.Open(ctx, client.OpenOptions{Room: 8}); err == nil || !strings.Contains(err.Error(), "draining") {
+		t.Errorf("an open: %v", err)
+	}
+	for _, want := range []string{`{cause="draining"} 1`, `{cause="inflight_rooms"} 0`} { // a cause that has not been is there, too
+		if got := e.metrics(t); !strings.Contains(got, "terminus_requests_refused_total"+want+"\n") {
+			t.Errorf("no %s in\n%s", want, grep(got, "requests_refused"))
+		}
+	}
 	must(t, r.Abort(ctx))
 	must(t, r.Release(ctx))
 	must(t, <-drained)

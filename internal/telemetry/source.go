@@ -39,7 +39,7 @@ type Snapshot struct {
 	MovedBytes map[Moved]uint64  // bytes by direction, backend and lane
 	OpsHeld    int               // ready but held by a window
 	QueueDepth int               // accepted, not admitted
-	Refused    map[string]uint64 // refused requests of workers, by limit or cause
+	Refused    map[string]uint64 // requests of workers by cause, of package core
 
 	Rungs     map[string]Rung // of the fencing ladder, by number
 	Replaced  uint64          // plugin epochs that were to be replaced because of pages in quarantine
