@@ -125,6 +125,12 @@ func (k *link) install(c *conn) *Refusal {
 		k.mu.Unlock()
 		return r
 	}
+	if k.seen == 0 && k.links.met.Add(1) > k.links.maxMet {
+		k.links.met.Add(-1)
+		k.mu.Unlock()
+		return &Refusal{Code: RefusedUnknown, Field: "hello.node",
+			Detail: fmt.Sprintf("%s has had streams with %d other engines since it started and takes no new name; restart it, or give engines names that come back", k.links.cfg.Node, k.links.maxMet)}
+	}
 	old := k.cur
 	k.cur = nil
 	if old != nil {

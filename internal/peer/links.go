@@ -36,6 +36,8 @@ type Links struct {
 	wg       sync.WaitGroup
 
 	lastConn  atomic.Uint64
+	met       atomic.Int64 // peers that ever had a stream
+	maxMet    int64
 	strangers atomic.Int64
 	rejected  atomic.Uint64
 
@@ -49,13 +51,17 @@ type Links struct {
 	announcements
 }
 
+// maxMet bounds the peers that ever had a stream, since this engine started. What is held of one, here and in the core,
+// outlives it: some kilobytes. One that was met stays welcome.
+const maxMet = 4096
+
 // New checks cfg and listens. Peers that dial wait until SetPeers names them, for a bounded time.
 func New(cfg Config) (*Links, error) {
 	setDefaults(&cfg)
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("peer links: %w", err)
 	}
-	l := &Links{cfg: cfg, log: cfg.Log, links: make(map[string]*link), named: make(chan struct{}), announcements: newAnnouncements()}
+	l := &Links{cfg: cfg, log: cfg.Log, maxMet: maxMet, links: make(map[string]*link), named: make(chan struct{}), announcements: newAnnouncements()}
 	if cfg.TLS != nil { // also of one that listens on a unix socket: it may dial TCP
 		var err error
 		if l.tls, err = openTLS(*cfg.TLS, cfg.Node); err != nil {

@@ -217,6 +217,45 @@ func TestUnnamed(t *testing.T) {
 	}
 }
 
+// TestNamesOfStreamsAreBounded: every name that once had a stream was kept, without a bound. Beyond it a new name is
+// refused, whoever dials, and one that was met is welcome for ever.
+func TestNamesOfStreamsAreBounded(t *testing.T) {
+	a := start(t, fast("m", 1, socket(t)))
+	a.mu.Lock()
+	a.maxMet = 2
+	a.mu.Unlock()
+	listen := socket(t)
+	b, c := start(t, fast("b", 1, listen)), start(t, fast("c", 1, socket(t)))
+	meet(a, b, c)
+	a.awaitUp("b", 1)
+	a.awaitUp("c", 1)
+	b.close()
+	for _, name := range []string{"d", "z"} { // one that dials, one that is dialled
+		d := start(t, fast(name, 1, socket(t)))
+		meet(a, c, d)
+		a.await("the refusal", func() bool {
+			r := a.peer(name).Refusals
+			return len(r) == 1 && r[0].Code == RefusedUnknown && strings.Contains(r[0].Detail, "2 other engines") && !r[0].ByPeer
+		})
+		if a.peer(name).State == "up" || a.peer(name).Counters.Hellos != 0 {
+			t.Errorf("%s: %+v", name, a.peer(name))
+		}
+		meet(a, c)
+		a.await("it is forgotten", func() bool { return a.lookupAny(name) == nil })
+	}
+	for _, ev := range a.find(Hello) {
+		if ev.Node != "b" && ev.Node != "c" {
+			t.Errorf("a stream with %s", ev.Node)
+		}
+	}
+	again := start(t, fast("b", 2, listen))
+	meet(a, again, c)
+	a.awaitUp("b", 2)
+	if a.peer("c").Counters.Hellos != 1 {
+		t.Error("the stream with c did not live on")
+	}
+}
+
 // TestDialBeforeItsName: who dials before membership names it is not refused if it does so soon, and has membership
 // looked at. One that is never named is refused, and does not have it looked at all the time.
 func TestDialBeforeItsName(t *testing.T) {
