@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/terminus-kv/terminus/internal/config"
-	"github.com/terminus-kv/terminus/internal/pluginhost"
+	"github.com/terminus-kv/terminus/internal/regular"
 	"github.com/terminus-kv/terminus/plugins/sdk/conformance"
 )
 
@@ -211,7 +211,7 @@ Exit code 1 when the trace breaks a rule, 2 when the file is not a trace, 4 when
 }
 
 func (a *app) replay(name string) error {
-	f, err := pluginhost.OpenRegular(name)
+	f, err := regular.Open(name)
 	if err != nil {
 		fmt.Fprintf(a.stderr, "engine: trace: %s\n", printable(err.Error(), ""))
 		return &reported{exitUsage}

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/terminus-kv/terminus/internal/pluginhost"
+	"github.com/terminus-kv/terminus/internal/regular"
 	"github.com/terminus-kv/terminus/plugins/sdk/conformance"
 	"github.com/terminus-kv/terminus/plugins/sdk/conformance/report"
 )
@@ -225,7 +226,7 @@ func knownFailing(value string) (patterns []string, err error) {
 	if !isFile {
 		return []string{value}, nil
 	}
-	f, err := pluginhost.OpenRegular(name)
+	f, err := regular.Open(name)
 	if err != nil {
 		return nil, fmt.Errorf("--known-failing: %w", err)
 	}

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/terminus-kv/terminus/internal/regular"
 )
 
 var (
@@ -353,7 +355,7 @@ func (cfg *Config) checkMachine(problems *Problems) {
 		if f.path == "" {
 			continue
 		}
-		if fh, err := os.Open(f.path); err != nil {
+		if fh, err := regular.Open(f.path); err != nil {
 			c.fail("peers."+f.key, plainPathError("cannot read "+f.path, err).Error(), "name a "+f.what+" that the engine can read")
 		} else {
 			fh.Close()

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -164,6 +166,29 @@ func TestRelativePathsAreOfTheFile(t *testing.T) {
 	}
 	if err := c.CheckMachine(); err == nil || strings.Count(err.Error(), "\n") != 4 {
 		t.Errorf("got %v, want five missing files", err)
+	}
+}
+
+// A pipe that the configuration named was waited for, for ever.
+func TestCheckMachineWaitsForNoPipe(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := write(t, "a.yaml", fmt.Sprintf("peers: {tls: {cert: %s, key: %s, ca: %s}}\n", pipe, pipe, pipe))
+	c, err := Load(LoadOptions{Files: []string{f}, Elsewhere: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan error, 1)
+	go func() { got <- c.CheckMachine() }()
+	select {
+	case err := <-got:
+		if err == nil || strings.Count(err.Error(), "no regular file") != 3 {
+			t.Errorf("got %v, want three files that are none", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("a pipe is waited for")
 	}
 }
 

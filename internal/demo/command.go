@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+
+	"github.com/terminus-kv/terminus/internal/regular"
 )
 
 // Worker runs one worker until every room of its schedule has ended and all pages are back.
@@ -129,7 +131,7 @@ func (o WorkerOptions) loadPlan() (*Plan, error) {
 	if o.Schedule == "" {
 		return newPlan(planOptions{Trace: o.Trace, Rooms: o.Rooms, Bytes: o.Bytes, Seed: o.Seed, AbortFraction: o.AbortFraction, Arrival: o.Arrival})
 	}
-	f, err := os.Open(o.Schedule)
+	f, err := regular.Open(o.Schedule)
 	if err != nil {
 		return nil, fmt.Errorf("schedule: %w", err)
 	}

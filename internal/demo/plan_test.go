@@ -2,9 +2,13 @@ package demo
 
 import (
 	"bytes"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/terminus-kv/terminus/internal/trace"
 )
@@ -146,6 +150,26 @@ func FuzzReadPlan(f *testing.F) {
 			t.Fatalf("%d rooms, header says %d", len(p.Rooms), p.Count)
 		}
 	})
+}
+
+// A pipe that --schedule named was waited for, for ever.
+func TestScheduleThatIsNoFile(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := WorkerDefaults()
+	o.Role, o.Socket, o.Schedule = RolePrefill, "none", pipe
+	got := make(chan error, 1)
+	go func() { got <- Worker(t.Context(), o) }()
+	select {
+	case err := <-got:
+		if err == nil || !strings.Contains(err.Error(), "schedule: open "+pipe+": it is no regular file") {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("a pipe is waited for")
+	}
 }
 
 func TestOptionsAreChecked(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"time"
 
@@ -17,6 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
+
+	"github.com/terminus-kv/terminus/internal/regular"
 )
 
 // load reads the files; nil where nothing is configured.
@@ -26,7 +27,7 @@ func (t EtcdTLS) load() (*tls.Config, error) {
 	}
 	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
 	if t.CA != "" {
-		pem, err := os.ReadFile(t.CA)
+		pem, err := regular.Read(t.CA, regular.MaxPEM)
 		if err != nil {
 			return nil, fmt.Errorf("peers.etcd.tls.ca: %w", err)
 		}
@@ -39,7 +40,7 @@ func (t EtcdTLS) load() (*tls.Config, error) {
 		return c, nil
 	}
 	read := func() (*tls.Certificate, error) {
-		cert, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+		cert, err := regular.KeyPair(t.Cert, t.Key)
 		if err != nil {
 			return nil, fmt.Errorf("peers.etcd.tls: cert %s with key %s: %w", t.Cert, t.Key, err)
 		}
@@ -52,11 +53,14 @@ func (t EtcdTLS) load() (*tls.Config, error) {
 	return c, nil
 }
 
+// maxPassword is more than the store takes.
+const maxPassword = 64 << 10
+
 func readPassword(file string) (string, error) {
 	if file == "" {
 		return "", nil
 	}
-	b, err := os.ReadFile(file)
+	b, err := regular.Read(file, maxPassword)
 	if err != nil {
 		return "", fmt.Errorf("peers.etcd.password_file: %w", err)
 	}

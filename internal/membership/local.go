@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/terminus-kv/terminus/internal/regular"
 )
 
 // LocalConfig configures the driver for engines on one host.
@@ -167,7 +169,7 @@ func checkRecord(rec Record) error {
 // read reads the record of a node.
 func (d *local) read(node string) (localRecord, error) {
 	var r localRecord
-	f, err := os.Open(d.path(node, recordSuffix))
+	f, err := regular.Open(d.path(node, recordSuffix))
 	if err != nil {
 		return r, err
 	}

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/credentials"
+
+	"github.com/terminus-kv/terminus/internal/regular"
 )
 
 // tlsFiles is the certificate, key and CA on disk. They are looked at before every handshake and read
@@ -78,11 +80,11 @@ func (t *tlsFiles) look() (stamps [3]stamp, err error) {
 }
 
 func (t *tlsFiles) read() (tls.Certificate, *x509.CertPool, error) {
-	cert, err := tls.LoadX509KeyPair(t.files.Cert, t.files.Key)
+	cert, err := regular.KeyPair(t.files.Cert, t.files.Key)
 	if err != nil {
 		return cert, nil, fmt.Errorf("peers.tls: cert %s with key %s: %w", t.files.Cert, t.files.Key, err)
 	}
-	pem, err := os.ReadFile(t.files.CA)
+	pem, err := regular.Read(t.files.CA, regular.MaxPEM)
 	if err != nil {
 		return cert, nil, fmt.Errorf("peers.tls: %w", err)
 	}

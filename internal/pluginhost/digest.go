@@ -3,6 +3,8 @@ package pluginhost
 import (
 	"fmt"
 	"path/filepath"
+
+	"github.com/terminus-kv/terminus/internal/regular"
 )
 
 // Digest hashes what a pin of this plugin (SHA256) would cover: the script of an interpreter, the module
@@ -21,7 +23,7 @@ func (s *Spec) Digest() (file, sum string, err error) {
 	if path, err = filepath.Abs(path); err != nil {
 		return "", "", fmt.Errorf("plugin %s: %w", s.Name, err)
 	}
-	f, err := OpenRegular(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return "", "", fmt.Errorf("plugin %s: %w", s.Name, openError(what+" "+path, err))
 	}

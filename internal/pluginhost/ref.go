@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"github.com/terminus-kv/terminus/internal/regular"
 )
 
 // RefUsage is how a plugin is named on a command line, for help texts and errors.
@@ -86,7 +88,7 @@ func (s *Spec) interpret() error {
 	if err != nil {
 		return nil // Start says so
 	}
-	f, err := OpenRegular(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil
 	}

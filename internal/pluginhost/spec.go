@@ -15,6 +15,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/terminus-kv/terminus/internal/regular"
 )
 
 // Spec is one plugin of the configuration.
@@ -193,7 +195,7 @@ func (p *program) inspect(s *Spec) error {
 		if err != nil {
 			return fmt.Errorf("script %s: %w", s.Script, err)
 		}
-		if pinned, err = OpenRegular(script); err != nil {
+		if pinned, err = regular.Open(script); err != nil {
 			return openError("script "+script, err)
 		}
 		defer pinned.Close()
@@ -204,7 +206,7 @@ func (p *program) inspect(s *Spec) error {
 		if err != nil {
 			return fmt.Errorf("module %s: %w", s.Wasm, err)
 		}
-		if pinned, err = OpenRegular(module); err != nil {
+		if pinned, err = regular.Open(module); err != nil {
 			return openError("module "+module, err)
 		}
 		defer pinned.Close()

@@ -10,9 +10,10 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
+
+	"github.com/terminus-kv/terminus/internal/regular"
 )
 
 // BlockTokens is how many tokens one hash id stands for.
@@ -39,7 +40,7 @@ func Load(path string, limit int, seed uint64) ([]Request, error) {
 	if path == "" {
 		return Generate(limit, seed), nil
 	}
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("trace: %w", err)
 	}
