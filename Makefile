@@ -81,7 +81,7 @@ sweep: build ## kill, stop and freeze the processes of a cluster at every syscal
 	$(GO) test -timeout 4h ./internal/sweep -run TestSweep -v -modes kill,stop,freeze -pairs $(or $(PAIRS),0) -within 0 -seed $(or $(SEED),1) \
 	  -version '$(VERSION)' -json $(CURDIR)/$(BIN)/sweep.json
 	mv $(BIN)/sweep.json docs/reliability/sweep.json # a run that failed leaves the last result
-	$(GO) test ./internal/netfault -run TestFaults -count 1 -timeout 3h -long -runs $(or $(RUNS),20) -version '$(VERSION)' -again 'make sweep' -out $(CURDIR)/$(BIN)/netfaults.json
+	$(GO) test ./internal/netfault -run TestFaults -count 1 -timeout 3h -long -runs $(or $(RUNS),20) -version '$(VERSION)' -again 'make sweep$(if $(RUNS), RUNS=$(RUNS))' -out $(CURDIR)/$(BIN)/netfaults.json
 	mv $(BIN)/netfaults.json docs/reliability/netfaults.json
 	$(GO) test ./internal/reliability -update
 
