@@ -19,6 +19,9 @@ func TestRuntimeDirOfOthers(t *testing.T) {
 		"open to all": func(t *testing.T, run string) { must(t, os.Mkdir(run, 0o700)); must(t, os.Chmod(run, 0o777)) },
 		"another user's": func(t *testing.T, run string) {
 			if os.Getuid() != 0 {
+				if os.Getenv("CI") != "" {
+					t.Fatal("only root can make a directory of somebody else, and CI tests everything")
+				}
 				t.Skip("only root can make a directory of somebody else")
 			}
 			must(t, os.Mkdir(run, 0o755))

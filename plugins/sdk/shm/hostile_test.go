@@ -366,6 +366,9 @@ func stranger(path string) int {
 // An owner of another user is refused before it is told the token.
 func TestOwnerOfAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("only root can start a process of another user, and CI tests everything")
+		}
 		t.Skip("only root can start a process of another user")
 	}
 	dir, err := os.MkdirTemp("", "t")
