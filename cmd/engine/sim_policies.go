@@ -35,7 +35,7 @@ func newSimPolicies(a *app) *cobra.Command {
 		Short: "Compare scheduling policies on a request trace",
 		Long: `Replays a trace through the shipped core of a prefill engine on virtual time, with the shipped policy (srf),
 in order of arrival (fifo) and by turns (round-robin), and prints how long rooms took from the arrival of
-the request until Success. One link carries the ops; its rate is such that the trace fills 80 % of it.
+the request until Success; last what an oracle would reach, that always sends the room with the least left. One link carries the ops; its rate is such that the trace fills 80 % of it.
 What moves is the part of a prompt that no earlier one shares (cached), and the whole prompt (all).
 
 The trace is a file of Mooncake's format, or generated from the published distribution of its conversation

@@ -76,7 +76,8 @@ var policies = []struct {
 // Policies replays a trace through the shipped core of one source engine with its default limits, once with
 // each policy. When a request arrives its room is opened, registered and confirmed, and its chunks of 8,192
 // tokens are sent at once: the time that prefill computes is not modelled, the network is what rooms share.
-// The ops go over a wire whose rate is such that the trace fills four fifths of it. Frames take no time.
+// The ops go over a wire whose rate is such that the trace fills four fifths of it. Frames take no time. Beside
+// the policies stands what an oracle would reach.
 func Policies(ctx context.Context, cfg PoliciesConfig) ([]PolicyResult, error) {
 	switch n := len(cfg.Requests); {
 	case cfg.Peers < 1 || cfg.Peers > MaxPeers:
@@ -111,6 +112,14 @@ func Policies(ctx context.Context, cfg PoliciesConfig) ([]PolicyResult, error) {
 			res.Variant, res.Policy = v.name, p.name
 			results = append(results, res)
 		}
+		r, err := newReplay(&cfg, v.tokens, core.NewFIFO())
+		if err != nil {
+			return nil, err
+		}
+		r.oracle()
+		best := r.result()
+		best.Variant, best.Policy = v.name, oraclePolicy
+		results = append(results, best)
 		fifo := results[first+1]
 		for i := range results[first:] {
 			r := &results[first+i]

@@ -28,11 +28,14 @@ func TestPolicies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(res) != 2*len(policies) {
+	if len(res) != 2*(len(policies)+1) {
 		t.Fatalf("%d results", len(res))
 	}
 	for _, r := range res {
 		t.Logf("%-6s %-11s mean %.3f s, p50 %.3f, p99 %.3f, worst %.3f; %.2f, %.2f", r.Variant, r.Policy, r.Mean, r.P50, r.P99, r.Worst, r.MeanGain, r.WorstRatio)
+		if best := res[len(policies)]; r.Variant == best.Variant && r.Mean < best.Mean {
+			t.Errorf("%s: %s has a better mean than the oracle: %.3f s", r.Variant, r.Policy, r.Mean)
+		}
 		if r.Policy == "srf" && !*r.Met {
 			t.Errorf("%s: the mean is %.2f times better than FIFO's and the worst room takes %.2f times what FIFO's takes", r.Variant, r.MeanGain, r.WorstRatio)
 		}
@@ -81,6 +84,12 @@ func TestPoliciesByHand(t *testing.T) {
 		if r.Variant != "all" {
 			continue
 		}
+		if r.Policy == oraclePolicy { // the second room goes before what is left of the first
+			if r.Worst < 7.499 || r.Worst > 7.501 || r.P50 < 0.499 || r.P50 > 0.501 || r.Mean < 2.833 || r.Mean > 2.834 {
+				t.Errorf("%+v", r)
+			}
+			continue
+		}
 		// All ops of the first room fit into the window (1 GiB): whatever the policy, the second waits for them.
 		if r.Rate != 100e6 || r.Bytes != 800e6 || r.Worst < 6.999 || r.Worst > 7.001 || r.P50 < 6.499 || r.P50 > 6.501 || r.Mean < 4.666 || r.Mean > 4.667 {
 			t.Errorf("%+v", r)
@@ -117,6 +126,25 @@ func TestPoliciesStarvation(t *testing.T) {
 	}
 	if err := run(time.Hour); err == nil || !strings.Contains(err.Error(), "room 0 failed 33") || !strings.HasSuffix(err.Error(), ": input_timeout") {
 		t.Errorf("without an age bound: %v", err)
+	}
+}
+
+// TestOracleSharesTheLink: two rooms of two peers get half of the link each, as with every policy, and a later and
+// shorter one of the second peer goes first there.
+func TestOracleSharesTheLink(t *testing.T) {
+	cfg := PoliciesConfig{Peers: 2, TokenBytes: 1e6, Requests: []trace.Request{{InputLength: 400}, {InputLength: 300}, {Timestamp: 10_000, InputLength: 1}, {Timestamp: 10_000, InputLength: 99}}}
+	tokens := []int{400, 300, 0, 100} // 800 MB in 10 s at 80 %: a link of 100 MB/s
+	r, err := newReplay(&cfg, tokens, core.NewFIFO())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.rooms[3].at = int64(time.Second) // to the second peer, when 250 MB of its first room are left
+	r.rooms[2].at = int64(time.Second)
+	r.oracle()
+	for i, want := range []float64{8, 8, 0, 2} {
+		if got := float64(r.rooms[i].took) / 1e9; got < want-1e-6 || got > want+1e-6 {
+			t.Errorf("room %d took %.6f s, want %.0f", i, got, want)
+		}
 	}
 }
 
