@@ -1,7 +1,7 @@
 package bench
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 
 	client "github.com/terminus-kv/terminus/clients/go"
 	"github.com/terminus-kv/terminus/internal/admin"
+	"github.com/terminus-kv/terminus/internal/tail"
 )
 
 // Bounds of a cluster.
@@ -49,7 +49,7 @@ type engine struct {
 	cmd  *exec.Cmd
 	pid  int
 	done chan struct{} // closed when it is reaped
-	said *tail
+	said *tail.Writer
 }
 
 // startCluster starts both engines and waits until they serve and know each other.
@@ -86,7 +86,7 @@ func (c *cluster) waitReady(ctx context.Context) error {
 func newEngine(o Options, name string) (*engine, error) {
 	run := filepath.Join(o.Dir, "r")
 	e := &engine{
-		name: name, binary: o.Engine, config: filepath.Join(o.Dir, name+".yaml"), said: &tail{}, done: make(chan struct{}),
+		name: name, binary: o.Engine, config: filepath.Join(o.Dir, name+".yaml"), said: &tail.Writer{}, done: make(chan struct{}),
 		worker: filepath.Join(run, name, "worker.sock"), admin: filepath.Join(run, name, "admin.sock"),
 	}
 	text := fmt.Sprintf("node: %s\nruntime_dir: %q\nstate_dir: %q\npeers: {driver: local}\ntransfer: {backend: tcp}\nlog: {level: warn}\ndrain: {budget: 1s}\n",
@@ -117,7 +117,7 @@ func (c *cluster) stop() {
 }
 
 func (e *engine) start() error {
-	e.said, e.done = &tail{}, make(chan struct{})
+	e.said, e.done = &tail.Writer{}, make(chan struct{})
 	e.cmd = exec.Command(e.binary, "run", "-c", e.config)
 	e.cmd.Stderr = e.said
 	e.cmd.WaitDelay = 3 * time.Second
@@ -154,7 +154,7 @@ func (e *engine) waitReady(ctx context.Context, peer string) error {
 		return last == nil
 	})
 	if err != nil {
-		return fmt.Errorf("engine %s is not ready: %w; it said: %s", e.name, errors.Join(err, last), e.said)
+		return fmt.Errorf("engine %s is not ready: %w; it said: %s", e.name, errors.Join(err, last), cmp.Or(e.said.String(), "nothing"))
 	}
 	return nil
 }
@@ -251,33 +251,6 @@ func processCPU(pid int) (time.Duration, error) {
 		return 0, fmt.Errorf("processor time of process %d: %w", pid, err)
 	}
 	return time.Duration(t.Nano()), nil
-}
-
-// tail keeps the end of what a process wrote.
-type tail struct {
-	mu   sync.Mutex
-	text []byte
-}
-
-const tailBytes = 4 << 10
-
-// Write keeps at least the last tailBytes.
-func (t *tail) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.text = append(t.text, b...); len(t.text) > 2*tailBytes {
-		t.text = append(t.text[:0], t.text[len(t.text)-tailBytes:]...)
-	}
-	return len(b), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.text) == 0 {
-		return "nothing"
-	}
-	return string(bytes.TrimSpace(t.text))
 }
 
 // KV of the workers: a page is one K and one V of kvTensor bytes.

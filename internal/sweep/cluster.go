@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/terminus-kv/terminus/internal/admin"
+	"github.com/terminus-kv/terminus/internal/tail"
 )
 
 // Bounds of a cluster.
@@ -63,14 +64,14 @@ type engine struct {
 	admin                *admin.Client
 	cmd                  *exec.Cmd
 	done                 chan struct{} // closed when it is reaped
-	said                 *tail
+	said                 *tail.Writer
 }
 
 type workerProcess struct {
 	cmd  *exec.Cmd
 	in   io.WriteCloser
 	done chan struct{} // closed when it is reaped and its output read
-	said *tail
+	said *tail.Writer
 	node uint64 // the incarnation of the engine that it is with
 }
 
@@ -132,7 +133,7 @@ func newCluster(ctx context.Context, o *Options, lane string, mode Mode) (c *clu
 
 func newEngine(c *cluster, side int) (*engine, error) {
 	node := sides[side]
-	e := &engine{node: node, config: filepath.Join(c.dir, node+".yaml"), worker: filepath.Join(c.dir, "r", node, "worker.sock"), said: &tail{}}
+	e := &engine{node: node, config: filepath.Join(c.dir, node+".yaml"), worker: filepath.Join(c.dir, "r", node, "worker.sock"), said: &tail.Writer{}}
 	e.admin = admin.NewClient(filepath.Join(c.dir, "r", node, "admin.sock"))
 	var b strings.Builder
 	fmt.Fprintf(&b, "node: %s\nruntime_dir: %q\nstate_dir: %q\npeers: {driver: local}\nlog: {level: warn}\ndrain: {budget: 1s}\n", node, filepath.Join(c.dir, "r"), filepath.Join(c.dir, "s"))
@@ -146,7 +147,7 @@ func newEngine(c *cluster, side int) (*engine, error) {
 }
 
 // child is a process of the cluster: its working directory says so, also of what it starts itself.
-func (c *cluster) child(said *tail, argv ...string) *exec.Cmd {
+func (c *cluster) child(said *tail.Writer, argv ...string) *exec.Cmd {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Dir, cmd.Stderr, cmd.WaitDelay = c.dir, said, 3*time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -169,7 +170,7 @@ func (c *cluster) startEngine(side int) error {
 }
 
 func (c *cluster) startWorker(side int) error {
-	w := &workerProcess{done: make(chan struct{}), said: &tail{}}
+	w := &workerProcess{done: make(chan struct{}), said: &tail.Writer{}}
 	argv := []string{c.o.Worker, "-socket", c.engines[side].worker, "-side", strconv.Itoa(side)}
 	if c.mode == Freeze {
 		argv = append(argv, "-lost", "3s")

@@ -2,7 +2,6 @@ package sweep
 
 import (
 	"bufio"
-	"bytes"
 	"fmt"
 	"io"
 	"os/exec"
@@ -200,27 +199,4 @@ func (t *tracer) syscalls() map[string]int {
 		out[name] = min(n, maxNth)
 	}
 	return out
-}
-
-// tail keeps the end of what a process wrote.
-type tail struct {
-	mu   sync.Mutex
-	text []byte
-}
-
-const tailBytes = 4 << 10
-
-func (t *tail) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.text = append(t.text, b...); len(t.text) > 2*tailBytes {
-		t.text = append(t.text[:0], t.text[len(t.text)-tailBytes:]...)
-	}
-	return len(b), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return string(bytes.TrimSpace(t.text))
 }
