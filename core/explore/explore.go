@@ -88,6 +88,7 @@ type explorer struct {
 	yield func(mv *move, next *state, violated string)
 
 	met     *store
+	buf     []byte
 	edges   []uint32 // of Graph: successors of each state, one after the other
 	offsets []uint64
 }
@@ -106,7 +107,7 @@ func Run(cfg Config) (*Result, error) {
 	x := &explorer{
 		Config: cfg, frameIDs: map[string]uint32{}, queueIDs: map[string]uint32{}, pushed: map[pushKey]uint32{}, taken: map[pushKey]uint32{},
 	}
-	x.met = newStore(x)
+	x.met = newStore(len(x.pack(nil, &state{})))
 	for i := range len(cfg.Kinds) {
 		x.kinds[cfg.Kinds[i]] = true
 	}
@@ -146,10 +147,22 @@ func (x *explorer) peerName(e *engine, peer uint8) string {
 	return x.engines[x.Sources].name()
 }
 
+// add returns the number of a state, a new one if it was not met yet.
+func (x *explorer) add(st *state, from parent) uint32 {
+	x.buf = x.pack(x.buf[:0], st)
+	return x.met.add(x.buf, from)
+}
+
+// load returns a state by its number.
+func (x *explorer) load(id uint32) (st state) {
+	x.unpack(x.met.packed(id), &st)
+	return st
+}
+
 // search is the breadth-first walk.
 func (x *explorer) search(first state) *Result {
 	r := &Result{}
-	x.met.add(&first, parent{})
+	x.add(&first, parent{})
 	level, depth := 1, 0
 	for at := 0; at < x.met.n && r.Violation == ""; at++ {
 		if at == level {
@@ -161,7 +174,7 @@ func (x *explorer) search(first state) *Result {
 			break
 		}
 		r.Depth = depth
-		st := x.met.at(uint32(at))
+		st := x.load(uint32(at))
 		ordinal, owed, bad := 0, 0, -1
 		if x.Graph {
 			x.offsets = append(x.offsets, uint64(len(x.edges)))
@@ -173,7 +186,7 @@ func (x *explorer) search(first state) *Result {
 			if !mv.may && mv.fault == 0 {
 				owed++
 			}
-			id := x.met.add(next, parent{uint32(at), uint8(ordinal)})
+			id := x.add(next, parent{uint32(at), uint8(ordinal)})
 			ordinal++
 			r.Edges++
 			if x.Graph {
@@ -196,7 +209,7 @@ func (x *explorer) search(first state) *Result {
 		r.EngineStates = append(r.EngineStates, len(e.nodes))
 	}
 	for id := range uint32(x.met.n) {
-		st := x.met.at(id)
+		st := x.load(id)
 		if slices.ContainsFunc(st.d[:], func(d opener) bool { return d.end == endSuccess }) {
 			r.Successes++
 		}
@@ -216,7 +229,7 @@ func (x *explorer) trace(id uint32) []string {
 	var out []string
 	from := uint32(0)
 	for i := len(path) - 1; i >= 0; i-- {
-		st := x.met.at(from)
+		st := x.load(from)
 		out = append(out, x.line(&st, int(x.met.parent(path[i]).ordinal)))
 		from = path[i]
 	}

@@ -56,6 +56,9 @@ func TestExploreLong(t *testing.T) {
 	for _, s := range long {
 		t.Run(s.name, func(t *testing.T) { explore(t, s.cfg, true) })
 	}
+	for _, s := range longGroups {
+		t.Run("groups "+s.name, func(t *testing.T) { exploreGroup(t, s.cfg) })
+	}
 }
 
 // TestExploreOneEngine walks one engine whose counterpart may send anything at any time.

@@ -34,7 +34,7 @@ func (x *explorer) graph(r *Result) {
 	// breadth-first order until nothing changes (one pass when there is no cycle and depth grows).
 	can := make([]uint8, n)
 	for i := range can {
-		st := x.met.at(uint32(i))
+		st := x.load(uint32(i))
 		for k := range st.d {
 			if st.d[k].end == endSuccess {
 				can[i] |= 1 << k
@@ -54,7 +54,7 @@ func (x *explorer) graph(r *Result) {
 		}
 	}
 	for i := range n {
-		st := x.met.at(uint32(i))
+		st := x.load(uint32(i))
 		if k, ok := x.fresh(&st); ok {
 			r.Fresh++
 			if can[i]&(1<<k) == 0 {

@@ -10,26 +10,42 @@ import (
 	"github.com/terminus-kv/terminus/core/statemachine"
 )
 
-// A search of groups whose ranks sit on several engines, on the shipped core: one room, one attempt, one open an
-// engine's incarnation. As in Run, an engine's state after an event is computed once and named by a number.
+// A search of groups whose ranks sit on several engines, on the shipped core: one room, one attempt or two. As
+// in Run, an engine's state after an event is computed once and named by a number.
 //
 // Every clock may run out in every state. Writes land at any time until their plugin says otherwise. In every
 // state: a verdict never changes (G1); nobody is Success before the judge is (G2); no page is reusable while an op may
-// touch it (G3); judge Success means that every op of its attempt is Done (G4) and that no engine that it decided for
-// is Failed but as outcome_unknown (G5). Where nothing is left to happen, every record has ended and its pages are
-// reusable or in quarantine (G6).
+// touch it (G3); judge Success means that every op of its attempt is Done (G4), that no engine that it decided for
+// is Failed but as outcome_unknown (G5), and that all of them opened the same attempt (G8). Where nothing is left to
+// happen, every record has ended and its pages are reusable or in quarantine (G6), and the last attempt has
+// succeeded everywhere unless something disturbed it (G7, where no clock of it runs out).
 
 // GroupConfig is what GroupRun searches.
 type GroupConfig struct {
 	Sources, Destinations int
+	Attempts              int    // of the room, 1 or 2; 0: 1
 	Ops                   bool   // every source writes one page to every destination
 	Faults                int    // at most that many
-	Kinds                 string // of faults: b link breaks, r engine restarts, a abort past the last word, q op ends with quiet=no
-	NoClocks              bool   // no clock runs out
-	Bound                 bool   // begin where every pair is confirmed and nothing is sent
+	Kinds                 string // of faults, see below
+	NoClocks              bool   // no clock of the last attempt runs out
+	Bound                 bool   // begin where every pair of the first attempt is confirmed and nothing is sent
 	Overtake              bool   // urgent frames may overtake all but Hello
+	Late                  string // engines whose workers come at any later time: "D2". They announce their ranks on their links then
 	Limit                 int    // states; 0: none
 }
+
+// Faults of groups, by letter.
+const (
+	groupBreak   = 'b' // a link breaks and is redialled
+	groupSilent  = 'd' // it breaks, and one end takes the other for dead
+	groupRestart = 'r' // an engine dies and comes back
+	groupPlugin  = 'm' // its plugin dies, and comes back
+	groupWorker  = 'w' // its workers die, and come back
+	groupAbort   = 'a' // its worker aborts: past its last word where the search is of one attempt with clocks, else of any but the last attempt
+	groupUnquiet = 'q' // an op is Done with quiet=no
+	groupEvict   = 'e' // a tombstone is evicted
+	groupLeave   = 'g' // the workers of an engine die, and it hosts no ranks until others come
+)
 
 // GroupResult is what a search found.
 type GroupResult struct {
@@ -50,74 +66,75 @@ func (r *GroupResult) String() string {
 const (
 	maxSide  = 2
 	maxGroup = 2 * maxSide
+	maxOpens = 2 // of an incarnation
+	maxSlots = 2 * maxOpens
 	maxQueue = 12
 )
 
-type groupEvent struct {
-	kind eventKind
-	peer uint8
-	a    uint8
-	f    uint32
-}
+// slotOf tells the openers of an engine's two incarnations apart.
+func slotOf(inc, seq uint8) uint8 { return inc*maxOpens + seq - 1 }
 
+// groupRecord is what a search has to know of one record.
 type groupRecord struct {
 	state    statemachine.State
 	reason   statemachine.Reason
-	reusable bool
+	reusable bool // the worker may use the pages for something else
 	quarant  bool
+	epoch    uint8                         // of the plugin that a destination's pages are registered with; 0: none
 	pairs    [maxGroup]statemachine.Opener // by engine
 }
 
+// groupNode is one state of one engine.
 type groupNode struct {
-	m    *core.Machine
-	rec  groupRecord
-	word bool // pages, as the worker sees them, are reusable
-	ops  [maxGroup]core.OpID
-	cut  [maxGroup]core.GrantID // FencePeer that was asked and is not answered, by engine
+	m       *core.Machine
+	inc     uint64
+	session core.SessionID // of its first rank; those of the others follow
+	rec     [maxOpens]groupRecord
+	word    [maxOpens]core.WordEffect
+	held    [maxOpens]uint8 // ranks whose open was given a slot, by bit; one that is late to an attempt that has ended is not
+	done    [maxOpens]bool  // released
+	ops     [maxGroup][maxOpens]core.OpID
+	cut     [maxGroup][maxOpens]core.GrantID // FencePeer that was asked and is not answered, by engine
 }
 
+// groupStep is what an event does to a state of an engine.
 type groupStep struct {
 	to       uint32
 	frames   []sent
-	submits  []uint8 // to these engines
+	submits  []groupSubmit
 	violated string
+}
+
+type groupSubmit struct {
+	to  uint8 // engine
+	seq uint8
+	d   statemachine.Opener
 }
 
 type groupEngine struct {
 	nodes []groupNode
 	ids   map[string]uint32
-	memo  map[struct {
-		node uint32
-		ev   groupEvent
-	}]*groupStep
+	memo  map[eventKey]*groupStep
 }
 
-// groupOp is the truth about the op of a source engine's incarnation to a destination engine.
-type groupOp struct {
-	state opState
-	dInc  uint8
-	done  bool
-	cut   bool
-}
+// ranksWord is what a frame on a link says of the ranks that its engine hosts, if it is no room frame.
+type ranksWord uint8
 
-type groupState struct {
-	node   [maxGroup]uint32
-	inc    [maxGroup]uint8
-	opened [maxGroup]uint8 // steps of the worker: 1 open, 2 registered or sent
-	queue  [maxGroup][maxGroup]uint32
-	ops    [maxSide][maxSide][2]groupOp
-	end    [maxGroup][2]end
-	won    [2]uint8 // by incarnation of the judge: 1 + bits of the others' incarnations that it decided for
-	faults uint8
-}
+const (
+	ranksHere ranksWord = iota + 1
+	ranksGone
+)
 
 type groups struct {
 	GroupConfig
 	n       int
+	late    [maxGroup]bool
 	lm      layout.Map
 	engines [maxGroup]*groupEngine
 	frames  []core.Frame
+	urgent  []bool
 	hello   []uint64 // incarnation of a Hello, by frame; 0: none
+	said    []ranksWord
 	byText  map[string]uint32
 	queues  [][]uint32
 	byQueue map[string]uint32
@@ -141,6 +158,11 @@ func (x *groups) linked(a, b int) bool {
 }
 
 func (x *groups) base(e int) uint64 { return 16 * uint64(e+1) }
+
+// slot of an opener of engine e.
+func (x *groups) slot(e int, o statemachine.Opener) uint8 {
+	return slotOf(uint8(o.Inc-x.base(e)), uint8(o.Seq))
+}
 
 // ranks that an engine hosts: with ops every source has one and every destination one for each source, so that each
 // writes to each.
@@ -171,6 +193,10 @@ func (x *groups) group(e int) (name string, role statemachine.Role) {
 
 // GroupRun searches.
 func GroupRun(cfg GroupConfig) (*GroupResult, error) {
+	cfg.Attempts = max(cfg.Attempts, 1)
+	if cfg.Sources < 1 || cfg.Sources > maxSide || cfg.Destinations < 1 || cfg.Destinations > maxSide || cfg.Attempts > maxOpens {
+		return nil, fmt.Errorf("explore: %+v: 1 to %d engines a side, 1 to %d attempts", cfg, maxSide, maxOpens)
+	}
 	x := &groups{GroupConfig: cfg, n: cfg.Sources + cfg.Destinations, byText: map[string]uint32{}, byQueue: map[string]uint32{"": 0}, queues: [][]uint32{nil}}
 	side := func(source bool) layout.Side {
 		return layout.Side{Ranks: x.size(source), Cache: layout.Cache{Kind: layout.MHA, DType: "bf16", Layers: layers, KVHeads: x.size(false), HeadDim: 4, PageTokens: 16, Order: layout.HND}}
@@ -179,12 +205,13 @@ func GroupRun(cfg GroupConfig) (*GroupResult, error) {
 	if x.lm, err = layout.New(side(true), side(false)); err != nil {
 		return nil, err
 	}
+	for e := range x.n {
+		x.late[e] = slices.Contains(strings.Fields(cfg.Late), x.name(e))
+	}
 	first := groupState{}
 	for e := range x.n {
-		x.engines[e] = &groupEngine{ids: map[string]uint32{}, memo: map[struct {
-			node uint32
-			ev   groupEvent
-		}]*groupStep{}}
+		x.engines[e] = &groupEngine{ids: map[string]uint32{}, memo: map[eventKey]*groupStep{}}
+		first.at[e].known = x.known(e)
 		if first.node[e], err = x.start(e, 0); err != nil {
 			return nil, err
 		}
@@ -192,7 +219,7 @@ func GroupRun(cfg GroupConfig) (*GroupResult, error) {
 	for a := range x.n {
 		for b := range x.n {
 			if x.linked(a, b) {
-				x.apply(&first, a, groupEvent{kind: evHello, peer: uint8(b), f: x.helloOf(b, 0)})
+				x.apply(&first, a, event{kind: evHello, peer: uint8(b), f: x.helloOf(b, 0)})
 			}
 		}
 	}
@@ -202,14 +229,23 @@ func GroupRun(cfg GroupConfig) (*GroupResult, error) {
 	return x.search(first), nil
 }
 
+// known are the engines whose ranks an engine knows when it starts, by bit; its own: it hosts some.
+func (x *groups) known(e int) (bits uint8) {
+	for o := range x.n {
+		if !x.late[o] {
+			bits |= 1 << o
+		}
+	}
+	return bits
+}
+
 // bind opens and registers at every engine and carries what they say.
 func (x *groups) bind(st *groupState) {
 	for e := range x.n {
-		st.opened[e] = 1
-		x.apply(st, e, groupEvent{kind: evOpen})
+		x.open(st, e, 1)
 		if !x.source(e) {
-			st.opened[e] = 2
-			x.apply(st, e, groupEvent{kind: evRegister})
+			st.at[e].moved = true
+			x.apply(st, e, event{kind: evRegister, k: 1})
 		}
 	}
 	for busy := true; busy; {
@@ -219,47 +255,69 @@ func (x *groups) bind(st *groupState) {
 				if list := x.queues[st.queue[a][b]]; len(list) > 0 {
 					busy = true
 					st.queue[a][b] = x.queueOf(list[1:])
-					x.apply(st, b, groupEvent{kind: evFrame, peer: uint8(a), f: list[0]})
+					x.apply(st, b, event{kind: evFrame, peer: uint8(a), f: list[0]})
 				}
 			}
 		}
 	}
 }
 
+// start is the state of an incarnation that has just started, with its plugin and its workers.
 func (x *groups) start(e int, restarts uint8) (uint32, error) {
 	m, err := core.New(core.Config{Incarnation: x.base(e) + uint64(restarts), Clocks: core.DefaultClocks(), Limits: core.DefaultLimits()})
 	if err != nil {
 		return 0, err
 	}
-	n := groupNode{m: m}
-	group, role := x.group(e)
-	in := []core.Event{{Kind: core.PluginUp, Backend: backend, Epoch: 1}}
-	for i, r := range x.ranks(e) {
-		in = append(in,
-			core.Event{Kind: core.SessionUp, Session: core.SessionID(i) + 1, Group: group, Role: role, Rank: r, Size: x.size(x.source(e)), Slots: 2},
-			core.Event{Kind: core.PoolUp, Session: core.SessionID(i) + 1, Pool: uint64(r) + 1, Pages: 2, Layers: layers, PageBytes: pageBytes})
-	}
+	n := groupNode{m: m, inc: x.base(e) + uint64(restarts), session: 1}
+	t := &groupStep{}
+	x.run(e, &n, t, core.Event{Kind: core.PluginUp, Backend: backend, Epoch: 1})
+	x.connectWorkers(e, &n, t)
 	for o := range x.n {
-		if o != e {
-			name, r := x.group(o)
-			g := core.Event{Kind: core.PeerGroup, Peer: core.PeerID(o), Group: name, PeerGroup: group, Role: r, Size: x.size(x.source(o)), Ranks: x.ranks(o)}
-			if name != group {
-				g.Backends, g.Map = []string{backend}, x.lm
-			}
-			in = append(in, g)
+		if o != e && x.known(e)&(1<<o) != 0 {
+			x.run(e, &n, t, x.membership(e, o, false))
 		}
 	}
-	x.run(e, &n, &groupStep{}, in...)
+	if t.violated != "" {
+		return 0, fmt.Errorf("explore: %s", t.violated)
+	}
 	return x.intern(e, n), nil
 }
 
+func (x *groups) connectWorkers(e int, n *groupNode, t *groupStep) {
+	group, role := x.group(e)
+	for i, r := range x.ranks(e) {
+		id := n.session + core.SessionID(i)
+		x.run(e, n, t,
+			core.Event{Kind: core.SessionUp, Session: id, Group: group, Role: role, Rank: r, Size: x.size(x.source(e)), Slots: maxOpens},
+			core.Event{Kind: core.PoolUp, Session: id, Pool: uint64(r) + 1, Pages: maxOpens * maxChunks, Layers: layers, PageBytes: pageBytes})
+	}
+}
+
+// membership is what engine e is told of o.
+func (x *groups) membership(e, o int, gone bool) core.Event {
+	group, _ := x.group(e)
+	name, role := x.group(o)
+	g := core.Event{Kind: core.PeerGroup, Peer: core.PeerID(o), Group: name, PeerGroup: group}
+	if gone {
+		return g
+	}
+	g.Role, g.Size, g.Ranks = role, x.size(x.source(o)), x.ranks(o)
+	if name != group {
+		g.Backends, g.Map = []string{backend}, x.lm
+	}
+	return g
+}
+
+// intern names a state; two that behave the same from here on get the same number.
 func (x *groups) intern(e int, n groupNode) uint32 {
-	key := fmt.Sprintf("%x %v %v", n.m.Hash(), n.rec, n.word)
-	for p, id := range n.cut {
-		if id != 0 {
-			key += fmt.Sprint(" cut ", p)
+	b := []byte{byte(n.inc), byte(n.session)} // a machine without a record does not tell whose life it is
+	for k := range maxOpens {
+		b = append(b, bit(n.done[k])|n.held[k]<<1)
+		for p := range x.n {
+			b = append(b, bit(n.cut[p][k] != 0))
 		}
 	}
+	key := fmt.Sprintf("%x %s", n.m.Hash(), b)
 	g := x.engines[e]
 	id, ok := g.ids[key]
 	if !ok {
@@ -271,12 +329,19 @@ func (x *groups) intern(e int, n groupNode) uint32 {
 }
 
 func (x *groups) helloOf(e int, inc uint8) uint32 {
-	key := fmt.Sprintf("hello %d %d", e, inc)
-	id, ok := x.byText[key]
+	return x.frameOf(fmt.Sprintf("hello %d %d", e, inc), core.Frame{}, false, x.base(e)+uint64(inc), 0)
+}
+
+func (x *groups) ranksOf(e int, said ranksWord) uint32 {
+	return x.frameOf(fmt.Sprintf("ranks %d %d", e, said), core.Frame{}, false, 0, said)
+}
+
+func (x *groups) frameOf(text string, f core.Frame, urgent bool, hello uint64, said ranksWord) uint32 {
+	id, ok := x.byText[text]
 	if !ok {
 		id = uint32(len(x.frames))
-		x.frames, x.hello = append(x.frames, core.Frame{}), append(x.hello, x.base(e)+uint64(inc))
-		x.byText[key] = id
+		x.frames, x.urgent, x.hello, x.said = append(x.frames, f), append(x.urgent, urgent), append(x.hello, hello), append(x.said, said)
+		x.byText[text] = id
 	}
 	return id
 }
@@ -287,153 +352,227 @@ func (x *groups) run(e int, n *groupNode, t *groupStep, in ...core.Event) {
 	x.effects(e, n, t, &out)
 }
 
+// request runs a worker's request at every rank. The workers of a search ask for nothing that they may not have.
+func (x *groups) request(e int, n *groupNode, t *groupStep, in core.Event) {
+	for i := range x.ranks(e) {
+		in.Session, in.Seq = n.session+core.SessionID(i), 1
+		if in.Kind != core.Open && n.held[in.Slot]>>i&1 == 0 {
+			continue
+		}
+		var out core.Effects
+		n.m.Step(1, []core.Event{in}, &out)
+		x.effects(e, n, t, &out)
+		switch {
+		case len(out.Replies) != 1:
+			t.fail("R1: %s: a request got %d replies", x.name(e), len(out.Replies))
+		case out.Replies[0].Code == core.Refused:
+			t.fail("R1: %s refuses: %s", x.name(e), out.Replies[0].Detail)
+		case in.Kind == core.Open && out.Replies[0].Code == core.OK:
+			n.held[in.Slot] |= 1 << i
+		}
+	}
+}
+
+func (t *groupStep) fail(format string, args ...any) {
+	if t.violated == "" {
+		t.violated = fmt.Sprintf(format, args...)
+	}
+}
+
+// effects turns what the core asks for into what happens around it.
 func (x *groups) effects(e int, n *groupNode, t *groupStep, out *core.Effects) {
 	for i := range out.Frames {
-		f := &out.Frames[i].Frame
+		f := out.Frames[i].Frame.Clone()
 		if f.Kind == core.FrameQueued || f.Kind == core.FrameProgress {
 			continue // they decide nothing
 		}
-		key := fmt.Sprintf("%+v", *f)
-		id, ok := x.byText[key]
-		if !ok {
-			id = uint32(len(x.frames))
-			x.frames, x.hello = append(x.frames, f.Clone()), append(x.hello, 0)
-			x.byText[key] = id
+		if f.Reason != statemachine.None { // which failure it was decides nothing
+			f.Reason = statemachine.Aborted
 		}
-		t.frames = append(t.frames, sent{uint8(out.Frames[i].Peer), id})
+		t.frames = append(t.frames, sent{uint8(out.Frames[i].Peer), x.frameOf(fmt.Sprintf("%+v", f), f, out.Frames[i].Urgent, 0, 0)})
 	}
 	for i := range out.Plugin {
 		switch p := &out.Plugin[i]; p.Kind {
 		case core.PluginSubmit:
-			n.ops[p.Peer] = p.Op
-			t.submits = append(t.submits, uint8(p.Peer))
+			n.ops[p.Peer][p.S.Seq-1] = p.Op
+			t.submits = append(t.submits, groupSubmit{uint8(p.Peer), uint8(p.S.Seq), p.D})
 		case core.PluginFencePeer:
-			n.cut[p.Peer] = p.Grant
+			n.cut[p.Peer][p.D.Seq-1] = p.Grant
 		}
 	}
 	for i := range out.Words {
-		n.word = out.Words[i].Residency.Reusable()
+		if w := &out.Words[i]; w.Session >= n.session {
+			n.word[w.Opener.Seq-1] = *w
+		}
 	}
+}
+
+// free reports whether a worker sees that it may take the pages of an open back.
+func (n *groupNode) free(k int) bool {
+	w := &n.word[k]
+	return w.Session != 0 && w.Status.Terminal() && w.Residency.Reusable()
+}
+
+// release lets the workers take their pages back at the first moment at which they may.
+func (x *groups) release(e int, n *groupNode, t *groupStep) {
+	for k := range maxOpens {
+		if n.free(k) && !n.done[k] {
+			n.done[k] = true
+			x.request(e, n, t, core.Event{Kind: core.Release, Slot: int32(k)})
+		}
+	}
+}
+
+// judge summarises a new state and checks the rules that concern one engine alone.
+func (x *groups) judge(e int, n *groupNode, t *groupStep, evicts bool) {
+	was := n.rec
+	n.rec = [maxOpens]groupRecord{}
 	n.m.Rooms(func(v *core.View) bool {
-		old := n.rec
-		n.rec = groupRecord{state: v.State, reason: v.Reason, reusable: v.Residency.Reusable(), quarant: v.Residency == statemachine.Quarantined}
+		k := v.Own.Seq - 1
+		r := &n.rec[k]
+		*r = groupRecord{state: v.State, reason: v.Reason, quarant: v.Residency == statemachine.Quarantined}
+		r.reusable = v.Released && v.Residency.Reusable() || n.done[k] || n.free(int(k))
+		if v.Role == statemachine.Destination && v.Backend != "" {
+			r.epoch = uint8(v.Epoch)
+		}
 		if v.Peer >= 0 {
-			n.rec.pairs[v.Peer] = v.Pair
+			r.pairs[v.Peer] = v.Pair
 		}
 		for _, p := range v.Pairs {
-			if p.Peer >= 0 && !p.Sibling {
-				n.rec.pairs[p.Peer] = p.Other
-			} else if p.Peer >= 0 && p.Sibling && !p.Other.IsZero() {
-				n.rec.pairs[p.Peer] = p.Other
+			if p.Peer >= 0 && (!p.Sibling || !p.Other.IsZero()) {
+				r.pairs[p.Peer] = p.Other
 			}
 		}
-		switch {
-		case v.State.Live() && v.Clock == "":
-			t.violated = "R5: " + v.Why()
-		case old.state == statemachine.Ended && (v.State != statemachine.Ended || v.Reason != old.reason):
-			t.violated = fmt.Sprintf("G1: %s was %s, is %s", x.name(e), old.reason, v.Reason)
+		if v.State.Live() && v.Clock == "" {
+			t.fail("R5: %s: %s", x.name(e), v.Why())
 		}
 		return true
 	})
+	for k := range was {
+		if old, r := &was[k], &n.rec[k]; old.state == statemachine.Ended && !(evicts && r.state == statemachine.Absent) && (r.state != statemachine.Ended || r.reason != old.reason) {
+			t.fail("G1: %s was %s, is %s", x.name(e), old.reason, r.reason)
+		}
+	}
 }
 
 // step is what an event does to a state of an engine, from memory where it has happened before.
-func (x *groups) step(e int, id uint32, ev groupEvent) *groupStep {
+func (x *groups) step(e int, id uint32, ev event) *groupStep {
 	g := x.engines[e]
-	key := struct {
-		node uint32
-		ev   groupEvent
-	}{id, ev}
+	key := eventKey{id, ev}
 	if t := g.memo[key]; t != nil {
 		return t
 	}
 	t := &groupStep{}
 	g.memo[key] = t
+	defer func() {
+		if p := recover(); p != nil {
+			t.fail("R12: %s panics: %v", x.name(e), p)
+		}
+	}()
 	n := g.nodes[id]
 	n.m = n.m.Clone()
-	var out core.Effects
-	peer := core.PeerID(ev.peer)
-	each := func(in core.Event) {
-		for i := range x.ranks(e) {
-			in.Session = core.SessionID(i) + 1
-			x.run(e, &n, t, in)
-		}
-	}
-	switch ev.kind {
-	case evOpen:
-		in := core.Event{Kind: core.Open, Room: 1, Att: 1, PeerGroup: destinationGroup}
-		if !x.source(e) {
-			in.PeerGroup = sourceGroup
-		}
-		each(in)
-	case evRegister:
-		in := core.Event{Kind: core.Register}
-		if x.Ops {
-			in.Parts = pages(1, 0, 1)
-		}
-		each(in)
-	case evSend:
-		in := core.Event{Kind: core.Send, Last: true, LayerTo: layers}
-		if x.Ops {
-			in.Parts = pages(1, 0, 1)
-		}
-		each(in)
-	case evAbort:
-		each(core.Event{Kind: core.Abort})
-	case evFrame:
-		x.run(e, &n, t, core.Event{Kind: core.PeerFrame, Peer: peer, Frame: cloneFrame(&x.frames[ev.f])})
-	case evHello:
-		in := []core.Event{{Kind: core.PeerHello, Peer: peer, Node: x.name(int(peer)), Inc: x.hello[ev.f]}}
-		for _, r := range x.ranks(int(peer)) {
-			in = append(in, core.Event{Kind: core.PeerPool, Peer: peer, Pool: uint64(r) + 1, Pages: 2, Layers: layers, PageBytes: pageBytes})
-		}
-		x.run(e, &n, t, in...)
-	case evLinkDown:
-		x.run(e, &n, t, core.Event{Kind: core.PeerDown, Peer: peer})
-	case evClock:
-		if !n.m.Fire(statemachine.Opener{Inc: x.base(e) + uint64(ev.a), Seq: 1}, statemachine.Stalled, &out) {
-			t.to = id
-			return t
-		}
-		x.effects(e, &n, t, &out)
-	case evOpEnd:
-		in := core.Event{Kind: core.OpEnd, Op: n.ops[peer], End: core.EndDone, Quiet: ev.a != endDoneUnquiet, Bytes: pageBytes}
-		if ev.a == endSkipped {
-			in.End, in.Bytes = core.EndAborted, 0
-		}
-		x.run(e, &n, t, in)
-	case evOpQuiesced:
-		x.run(e, &n, t, core.Event{Kind: core.OpQuiesced, Op: n.ops[peer]})
-	case evFenceAnswer:
-		id := n.cut[peer]
-		n.cut[peer] = 0
-		x.run(e, &n, t, core.Event{Kind: core.Fenced, Grant: id, Quiet: ev.a == 1})
-	}
+	x.happen(e, &n, t, ev)
+	x.release(e, &n, t)
+	x.judge(e, &n, t, ev.kind == evClock && g.nodes[id].rec[ev.k-1].reusable)
 	t.to = x.intern(e, n)
 	return t
 }
 
-// apply carries an event out in a composed state.
-func (x *groups) apply(st *groupState, e int, ev groupEvent) {
-	t := x.step(e, st.node[e], ev)
-	st.node[e] = t.to
-	if t.violated != "" {
-		x.bad = t.violated
+// happen carries out an event.
+func (x *groups) happen(e int, n *groupNode, t *groupStep, ev event) {
+	var out core.Effects
+	peer := core.PeerID(ev.peer)
+	own := statemachine.Opener{Inc: n.inc, Seq: uint64(ev.k)}
+	slot := int32(ev.k) - 1
+	switch ev.kind {
+	case evOpen:
+		in := core.Event{Kind: core.Open, Room: 1, Att: uint64(ev.a), Slot: slot, PeerGroup: destinationGroup}
+		if !x.source(e) {
+			in.PeerGroup = sourceGroup
+		}
+		x.request(e, n, t, in)
+	case evRegister:
+		in := core.Event{Kind: core.Register, Slot: slot}
+		if x.Ops {
+			in.Parts = pages(ev.k, 0, 1)
+		}
+		x.request(e, n, t, in)
+	case evSend:
+		in := core.Event{Kind: core.Send, Slot: slot, Last: true, LayerTo: layers}
+		if x.Ops {
+			in.Parts = pages(ev.k, 0, 1)
+		}
+		x.request(e, n, t, in)
+	case evAbort:
+		x.request(e, n, t, core.Event{Kind: core.Abort, Slot: slot})
+	case evFrame:
+		x.run(e, n, t, core.Event{Kind: core.PeerFrame, Peer: peer, Frame: cloneFrame(&x.frames[ev.f])})
+	case evHello:
+		in := []core.Event{{Kind: core.PeerHello, Peer: peer, Node: x.name(int(peer)), Inc: x.hello[ev.f]}}
+		for _, r := range x.ranks(int(peer)) {
+			in = append(in, core.Event{Kind: core.PeerPool, Peer: peer, Pool: uint64(r) + 1, Pages: maxOpens * maxChunks, Layers: layers, PageBytes: pageBytes})
+		}
+		x.run(e, n, t, in...)
+	case evGroup:
+		x.run(e, n, t, x.membership(e, int(peer), ranksWord(ev.a) == ranksGone))
+	case evLinkDown:
+		x.run(e, n, t, core.Event{Kind: core.PeerDown, Peer: peer})
+	case evPeerDead:
+		n.m.FirePeer(peer, &out)
+		x.effects(e, n, t, &out)
+	case evClock:
+		n.m.Fire(own, statemachine.Stalled, &out)
+		x.effects(e, n, t, &out)
+	case evWorkerDies:
+		for i := range x.ranks(e) {
+			x.run(e, n, t, core.Event{Kind: core.SessionDown, Session: n.session + core.SessionID(i)})
+		}
+		n.session += core.SessionID(len(x.ranks(e)))
+		n.word = [maxOpens]core.WordEffect{}
+		x.connectWorkers(e, n, t)
+	case evPluginLost:
+		x.run(e, n, t, core.Event{Kind: core.PluginLost, Backend: backend, Epoch: uint32(ev.a)})
+	case evPluginUp:
+		x.run(e, n, t, core.Event{Kind: core.PluginUp, Backend: backend, Epoch: uint32(ev.a)})
+	case evPluginGone:
+		x.run(e, n, t, core.Event{Kind: core.PluginFenced, Backend: backend, Epoch: uint32(ev.a)})
+	case evOpEnd:
+		in := core.Event{Kind: core.OpEnd, Op: n.ops[peer][slot], End: core.EndDone, Quiet: ev.a != endDoneUnquiet, Bytes: pageBytes}
+		if ev.a == endSkipped {
+			in.End, in.Bytes = core.EndAborted, 0
+		}
+		x.run(e, n, t, in)
+	case evOpQuiesced:
+		x.run(e, n, t, core.Event{Kind: core.OpQuiesced, Op: n.ops[peer][slot]})
+	case evFenceAnswer:
+		id := n.cut[peer][slot]
+		n.cut[peer][slot] = 0
+		x.run(e, n, t, core.Event{Kind: core.Fenced, Grant: id, Quiet: ev.a == 1})
 	}
-	for _, f := range t.frames {
-		x.push(&st.queue[e][f.peer], f.frame)
-	}
-	for _, d := range t.submits {
-		j := int(d) - x.Sources
-		st.ops[e][j][st.inc[e]] = groupOp{state: opOpen, dInc: uint8(x.engines[e].nodes[t.to].rec.pairs[d].Inc - x.base(int(d)))}
-	}
-	x.observe(st, e)
 }
 
+func (x *groups) queueOf(list []uint32) uint32 {
+	if len(list) == 0 {
+		return 0
+	}
+	key := make([]byte, 0, 4*maxQueue)
+	for _, f := range list {
+		key = append(key, byte(f), byte(f>>8), byte(f>>16), byte(f>>24))
+	}
+	id, ok := x.byQueue[string(key)]
+	if !ok {
+		id = uint32(len(x.queues))
+		x.queues = append(x.queues, slices.Clone(list))
+		x.byQueue[string(key)] = id
+	}
+	return id
+}
+
+// push appends a frame, unless it says the same as one that waits.
 func (x *groups) push(q *uint32, f uint32) {
 	list := x.queues[*q]
-	if slices.Contains(list, f) {
-		return // it says the same as one that waits
+	if n := len(list); n > 0 && list[n-1] == f || (x.urgent[f] || x.frames[f].Kind == core.FrameDrained) && slices.Contains(list, f) {
+		return
 	}
 	if len(list) >= maxQueue {
 		x.bad = "a queue overflows"
@@ -442,255 +581,14 @@ func (x *groups) push(q *uint32, f uint32) {
 	*q = x.queueOf(append(slices.Clone(list), f))
 }
 
-func (x *groups) queueOf(list []uint32) uint32 {
-	key := fmt.Sprint(list)
-	if len(list) == 0 {
-		return 0
-	}
-	id, ok := x.byQueue[key]
-	if !ok {
-		id = uint32(len(x.queues))
-		x.queues = append(x.queues, list)
-		x.byQueue[key] = id
-	}
-	return id
-}
-
-// observe notes how a record ended, and for whom the judge decided.
-func (x *groups) observe(st *groupState, e int) {
-	r := &x.engines[e].nodes[st.node[e]].rec
-	if r.state != statemachine.Ended || st.end[e][st.inc[e]] != notEnded {
-		return
-	}
-	end := &st.end[e][st.inc[e]]
-	switch r.reason {
-	case statemachine.Success:
-		*end = endSuccess
-	case statemachine.OutcomeUnknown:
-		*end = endUnknown
-	default:
-		*end = endFailed
-	}
-	if e == x.Sources && *end == endSuccess {
-		won := uint8(1)
-		for o := range x.n {
-			if o != e && !r.pairs[o].IsZero() {
-				won |= uint8(r.pairs[o].Inc-x.base(o)) << (o + 1)
-			}
-			if o != e && r.pairs[o].IsZero() {
-				x.bad = "G2: the judge is Success without " + x.name(o)
-			}
-		}
-		st.won[st.inc[e]] = won
-		for i := range x.Sources {
-			for j := range x.Destinations {
-				if op := st.ops[i][j][won>>(i+1)&1]; x.Ops && !op.done {
-					x.bad = fmt.Sprintf("G4: the judge is Success, the op of %s to D%d is not Done", x.name(i), j+1)
-				}
-			}
-		}
-	}
-}
-
-func (x *groups) check(st *groupState) {
-	judge := x.Sources
-	for e := range x.n {
-		for inc := range uint8(2) {
-			decided := false
-			for _, won := range st.won {
-				decided = decided || won != 0 && e != judge && won>>(e+1)&1 == inc
-			}
-			switch end := st.end[e][inc]; {
-			case e == judge:
-			case end == endSuccess && !decided:
-				x.bad = fmt.Sprintf("G2: %s is Success, the judge is not", x.name(e))
-			case end == endFailed && decided:
-				x.bad = fmt.Sprintf("G5: %s is Failed, the judge is Success", x.name(e))
-			}
-		}
-	}
-	for i := range x.Sources {
-		for j := range x.Destinations {
-			for inc := range uint8(2) {
-				op := &st.ops[i][j][inc]
-				d := x.Sources + j
-				if op.mayLand() && op.dInc == st.inc[d] {
-					if n := &x.engines[d].nodes[st.node[d]]; n.rec.state != statemachine.Absent && n.rec.reusable {
-						x.bad = fmt.Sprintf("G3: the pages of %s are reusable, the write of %s may land", x.name(d), x.name(i))
-					}
-				}
-				if op.mayRead() && inc == st.inc[i] {
-					if n := &x.engines[i].nodes[st.node[i]]; n.rec.state != statemachine.Absent && n.word {
-						x.bad = fmt.Sprintf("G3: the pages of %s are reusable, its op to %s may read them", x.name(i), x.name(d))
-					}
-				}
-			}
-		}
-	}
-}
-
-func (o *groupOp) mayLand() bool {
-	return !o.cut && (o.state == opOpen || o.state == opLinger || o.state == opDead)
-}
-func (o *groupOp) mayRead() bool { return o.state == opOpen || o.state == opLinger }
-
-// moves calls try for everything that can happen in a state; must: it is no fault and nobody's choice.
-func (x *groups) moves(st *groupState, try func(must bool, label func() string, f func(n *groupState))) {
-	say := func(format string, args ...any) func() string {
-		return func() string { return fmt.Sprintf(format, args...) }
-	}
-	spare := int(st.faults) < x.Faults
-	fault := func(kind string) bool { return spare && strings.Contains(x.Kinds, kind) }
-	for a := range x.n {
-		for b := range x.n {
-			list := x.queues[st.queue[a][b]]
-			for i, f := range list {
-				if k := x.frames[f].Kind; i > 0 && !(x.Overtake && (k == core.FrameAbort || k == core.FrameVerdict || k == core.FrameGroupVerdict || k == core.FrameGroupAbort)) {
-					if x.hello[f] != 0 {
-						break
-					}
-					continue
-				}
-				try(true, func() string { return fmt.Sprintf("%s gets %s of %s", x.name(b), x.text(f), x.name(a)) }, func(n *groupState) {
-					n.queue[a][b] = x.queueOf(slices.Delete(slices.Clone(list), i, i+1))
-					ev := groupEvent{kind: evFrame, peer: uint8(a), f: f}
-					if x.hello[f] != 0 {
-						ev.kind = evHello
-					}
-					x.apply(n, b, ev)
-				})
-				if x.hello[f] != 0 {
-					break
-				}
-			}
-		}
-	}
-	for e := range x.n {
-		node := &x.engines[e].nodes[st.node[e]]
-		r := &node.rec
-		live := r.state.Live()
-		switch {
-		case st.opened[e] == 0:
-			try(true, say("%s opens", x.name(e)), func(n *groupState) {
-				n.opened[e] = 1
-				x.apply(n, e, groupEvent{kind: evOpen})
-			})
-		case st.opened[e] == 1 && live:
-			kind, word := evSend, "sends"
-			if !x.source(e) {
-				kind, word = evRegister, "registers"
-			}
-			try(true, say("%s %s", x.name(e), word), func(n *groupState) {
-				n.opened[e] = 2
-				x.apply(n, e, groupEvent{kind: kind})
-			})
-		}
-		if live && !x.NoClocks || r.state == statemachine.Ended && !r.reusable && !r.quarant {
-			try(!live, say("a clock of %s runs out", x.name(e)), func(n *groupState) { x.apply(n, e, groupEvent{kind: evClock, a: st.inc[e]}) })
-		}
-		if past := r.state == statemachine.Committed || r.state == statemachine.Voted; live && fault("a") && (past || x.NoClocks) {
-			try(false, say("the worker of %s aborts", x.name(e)), func(n *groupState) {
-				n.faults++
-				x.apply(n, e, groupEvent{kind: evAbort})
-			})
-		}
-		for p := range x.n {
-			if node.cut[p] != 0 {
-				try(true, say("%s fences %s", x.name(e), x.name(p)), func(n *groupState) {
-					for inc := range n.ops[p][e-x.Sources] {
-						if uint64(inc)+x.base(p) == r.pairs[p].Inc {
-							n.ops[p][e-x.Sources][inc].cut = true
-						}
-					}
-					x.apply(n, e, groupEvent{kind: evFenceAnswer, peer: uint8(p), a: 1})
-				})
-			}
-		}
-		if fault("r") && st.inc[e] == 0 {
-			try(false, say("%s restarts", x.name(e)), func(n *groupState) {
-				n.faults++
-				x.restart(n, e)
-			})
-		}
-	}
-	for i := range x.Sources {
-		for j := range x.Destinations {
-			op, d := st.ops[i][j][st.inc[i]], x.Sources+j
-			end := func(word string, a uint8, set func(*groupOp)) {
-				try(true, say("the op of %s to %s %s", x.name(i), x.name(d), word), func(n *groupState) {
-					set(&n.ops[i][j][n.inc[i]])
-					x.apply(n, i, groupEvent{kind: evOpEnd, peer: uint8(d), a: a})
-				})
-			}
-			switch op.state {
-			case opOpen:
-				if !op.cut && op.dInc == st.inc[d] {
-					end("is Done", endDone, func(o *groupOp) { o.state, o.done = opQuiet, true })
-					if fault("q") {
-						try(false, say("the op of %s to %s is Done, quiet=no", x.name(i), x.name(d)), func(n *groupState) {
-							n.faults++
-							o := &n.ops[i][j][n.inc[i]]
-							o.state, o.done = opLinger, true
-							x.apply(n, i, groupEvent{kind: evOpEnd, peer: uint8(d), a: endDoneUnquiet})
-						})
-					}
-				}
-				if op.cut || op.dInc != st.inc[d] || x.engines[i].nodes[st.node[i]].rec.state == statemachine.Ended {
-					end("is aborted", endSkipped, func(o *groupOp) { o.state = opQuiet })
-				}
-			case opLinger:
-				try(true, say("the op of %s to %s is quiet", x.name(i), x.name(d)), func(n *groupState) {
-					n.ops[i][j][n.inc[i]].state = opQuiet
-					x.apply(n, i, groupEvent{kind: evOpQuiesced, peer: uint8(d)})
-				})
-			}
-		}
-	}
-	for a := range x.n {
-		for b := range a {
-			if x.linked(a, b) && fault("b") {
-				try(false, say("the link of %s and %s breaks", x.name(b), x.name(a)), func(n *groupState) {
-					n.faults++
-					x.breakLink(n, a, b)
-				})
-			}
-		}
-	}
-}
-
-// breakLink loses what is under way; both ends say Hello again.
-func (x *groups) breakLink(n *groupState, a, b int) {
-	for _, e := range [][2]int{{a, b}, {b, a}} {
-		x.apply(n, e[0], groupEvent{kind: evLinkDown, peer: uint8(e[1])})
-	}
-	n.queue[a][b] = x.queueOf([]uint32{x.helloOf(a, n.inc[a])})
-	n.queue[b][a] = x.queueOf([]uint32{x.helloOf(b, n.inc[b])})
-}
-
-func (x *groups) restart(n *groupState, e int) {
-	n.inc[e], n.opened[e] = 1, 0
-	id, err := x.start(e, 1)
-	if err != nil {
-		x.bad = err.Error()
-	}
-	n.node[e] = id
-	if x.source(e) {
-		for j := range x.Destinations {
-			if o := &n.ops[e][j][0]; o.state == opOpen || o.state == opLinger {
-				o.state = opDead // its orphan plugin goes on writing
-			}
-		}
-	}
-	for o := range x.n {
-		if x.linked(e, o) {
-			x.breakLink(n, e, o)
-		}
-	}
-}
-
 func (x *groups) text(f uint32) string {
-	if x.hello[f] != 0 {
+	switch {
+	case x.hello[f] != 0:
 		return "Hello"
+	case x.said[f] == ranksHere:
+		return "the ranks"
+	case x.said[f] == ranksGone:
+		return "that no ranks are left"
 	}
 	text := x.frames[f].Kind.String()
 	switch x.frames[f].Outcome {
@@ -701,89 +599,8 @@ func (x *groups) text(f uint32) string {
 	case core.OutcomeUnknown:
 		text += "(unknown)"
 	}
+	if x.frames[f].Att > 1 {
+		text += " of attempt 2"
+	}
 	return text
-}
-
-// search is breadth first.
-func (x *groups) search(first groupState) *GroupResult {
-	res := &GroupResult{}
-	type parent struct {
-		at, move uint32
-	}
-	seen := map[groupState]struct{}{first: {}}
-	states, from := []groupState{first}, []parent{{}}
-	story := func(at uint32) (out []string) {
-		for at != 0 {
-			p := from[at]
-			st, i := states[p.at], uint32(0)
-			x.moves(&st, func(_ bool, label func() string, _ func(*groupState)) {
-				if i == p.move {
-					out = append(out, label())
-				}
-				i++
-			})
-			at = p.at
-		}
-		slices.Reverse(out)
-		return out
-	}
-	level := 1
-	for at := 0; at < len(states); at++ {
-		if at == level {
-			res.Depth++
-			level = len(states)
-		}
-		st := states[at]
-		musts, i := 0, uint32(0)
-		x.moves(&st, func(must bool, label func() string, f func(*groupState)) {
-			i++
-			if x.bad != "" {
-				return
-			}
-			n := st
-			f(&n)
-			res.Edges++
-			if n != st && must {
-				musts++
-			}
-			if x.bad == "" {
-				x.check(&n)
-			}
-			if x.bad != "" {
-				res.Violation, res.Trace = x.bad, append(story(uint32(at)), label())
-				return
-			}
-			if _, ok := seen[n]; !ok {
-				seen[n] = struct{}{}
-				states, from = append(states, n), append(from, parent{uint32(at), i - 1})
-			}
-		})
-		if x.bad == "" && musts == 0 {
-			if why := x.stuck(&st); why != "" {
-				x.bad, res.Violation, res.Trace = why, why, story(uint32(at))
-			}
-		}
-		if x.bad != "" || x.Limit > 0 && len(states) >= x.Limit {
-			res.States = len(states)
-			return res
-		}
-	}
-	res.States, res.Complete = len(states), true
-	return res
-}
-
-// stuck says what is wrong with a state in which nothing is left to happen but clocks and faults.
-func (x *groups) stuck(st *groupState) string {
-	for e := range x.n {
-		r := &x.engines[e].nodes[st.node[e]].rec
-		switch {
-		case r.state.Live() && x.NoClocks && !strings.Contains(x.Kinds, "r"):
-			return fmt.Sprintf("G6: %s is %s and nothing is left to happen", x.name(e), r.state)
-		case r.state == statemachine.Ended && !r.reusable && !r.quarant:
-			return fmt.Sprintf("G6: the pages of %s are never quiet", x.name(e))
-		case x.NoClocks && st.faults == 0 && r.reason != statemachine.Success:
-			return fmt.Sprintf("G7: %s ended %s without a fault", x.name(e), r.reason)
-		}
-	}
-	return ""
 }

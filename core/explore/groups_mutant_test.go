@@ -1,6 +1,8 @@
 package explore
 
 import (
+	"fmt"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -24,6 +26,21 @@ func bound(c *GroupConfig) *GroupConfig {
 	return c
 }
 
+func overtaking(c *GroupConfig) *GroupConfig {
+	c.Overtake = true
+	return c
+}
+
+func twice(c *GroupConfig) *GroupConfig {
+	c.Attempts = 2
+	return c
+}
+
+func late(c *GroupConfig, engines string) *GroupConfig {
+	c.Late = engines
+	return c
+}
+
 var groupMutants = []mutant{
 	{
 		name: "group_without_votes", rule: "the judge waits for the vote of every other destination engine", breaks: "G2 G5", groups: spanning(1, 2, 0, ""),
@@ -43,7 +60,7 @@ var groupMutants = []mutant{
 		changes: []change{{machineGo, "		case t.State != Voted:\n			t.endDestination(why, here)\n", "		case t.State != Voted || ON:\n			t.endDestination(why, here)\n"}},
 	},
 	{
-		name: "group_vote_dies_with_judge", rule: "a destination engine that has voted does not end Failed because the judge's engine restarts", breaks: "G5", groups: quickly(spanning(1, 2, 1, "r")),
+		name: "group_vote_dies_with_judge", rule: "a destination engine that has voted does not end Failed because the judge's engine restarts", breaks: "G5", groups: bound(quickly(spanning(1, 2, 1, "r"))),
 		changes: []change{{machineGo, "	case t.State == Voted:\n		t.endVote(OutcomeUnknown)\n", "	case t.State == Voted && ON:\n		t.endVote(PeerLost)\n	case t.State == Voted:\n		t.endVote(OutcomeUnknown)\n"}},
 	},
 	{
@@ -58,7 +75,7 @@ var groupMutants = []mutant{
 		changes: []change{{machineGo, "	case t.Reason == OutcomeUnknown:\n		t.drop()\n", "	case t.Reason == OutcomeUnknown && ON:\n		t.send(t.at, Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: Stalled, S: s, D: t.Own})\n	case t.Reason == OutcomeUnknown:\n		t.drop()\n"}},
 	},
 	{
-		name: "group_committed_fails_with_voter", rule: "a committed source does not end because the engine of a voter restarts", breaks: "G5", groups: quickly(spanning(1, 2, 1, "r")),
+		name: "group_committed_fails_with_voter", rule: "a committed source does not end because the engine of a voter restarts", breaks: "G5", groups: bound(quickly(spanning(1, 2, 1, "r"))),
 		changes: []change{{machineGo, "			if t.pairs[t.at].Judge {\n				t.unknown()\n			}\n", "			if t.pairs[t.at].Judge {\n				t.unknown()\n			} else if ON {\n				t.endSource(PeerLost, t.at)\n			}\n"}},
 	},
 	{
@@ -84,6 +101,57 @@ var groupMutants = []mutant{
 	{
 		name: "group_resync_denies", rule: "Resync repeats the verdict, not Failed", breaks: "G5", groups: quickly(spanning(1, 1, 2, "qb")),
 		changes: []change{{machineGo, "	return Send{Kind: FrameVerdict, Outcome: r.judged(), Reason: r.Reason, S: p.Other, D: r.Own}\n", "	if ON && r.Rung != NoRung {\n		return Send{Kind: FrameVerdict, Outcome: JudgeFailed, Reason: Stalled, S: p.Other, D: r.Own}\n	}\n	return Send{Kind: FrameVerdict, Outcome: r.judged(), Reason: r.Reason, S: p.Other, D: r.Own}\n"}},
+	},
+	{
+		name: "group_dead_writer_is_drained", rule: "an op whose writer died is never drained", breaks: "G3", as: "dead_writer_is_drained", groups: bound(quickly(spanning(1, 2, 1, "m"))),
+	},
+	{
+		name: "group_any_epoch_fences_pages", rule: "the end of a plugin epoch fences only the pages that are registered with it", breaks: "G3", as: "any_epoch_fences_pages", groups: twice(quickly(spanning(1, 1, 1, "m"))),
+	},
+	{
+		name: "group_committed_dies_with_worker", rule: "a committed source does not end Failed because its worker is gone", breaks: "G5", groups: bound(quickly(spanning(1, 2, 1, "w"))),
+		changes: []change{{machineGo, "		case Unbound, Offered, Confirmed:\n			t.endSource(WorkerLost, here)\n", "		case Unbound, Offered, Confirmed:\n			t.endSource(WorkerLost, here)\n		case Committed:\n			if ON {\n				t.endSource(WorkerLost, here)\n			}\n"}},
+	},
+	{
+		name: "group_any_attempt_binds", rule: "a source binds only destinations of its attempt", breaks: "G8", groups: twice(quickly(spanning(1, 1, 0, ""))),
+		changes: []change{
+			{machineGo, "	case column == Unbound && e.Att == t.Att && t.Admitted:\n", "	case column == Unbound && (e.Att == t.Att || ON) && t.Admitted:\n"},
+			{peersGo, "f.Kind == FrameRegister && r.sm.State == statemachine.Unbound && f.Att == r.sm.Att && !f.D.IsZero() {", "f.Kind == FrameRegister && r.sm.State == statemachine.Unbound && (f.Att == r.sm.Att || ON) && !f.D.IsZero() {"},
+		},
+	},
+	{
+		name: "group_any_attempt", rule: "what has ended answers for its own attempt only", breaks: "G6", as: "any_attempt", groups: twice(quickly(spanning(1, 1, 1, "a"))),
+	},
+	{
+		name: "group_mark_is_of_the_room", rule: "an abort mark of an earlier attempt ends no later one", breaks: "G7", groups: twice(quickly(spanning(1, 1, 1, "a"))),
+		changes: []change{{machineGo, "		case column == Absent, column == Ended, e.Att != t.Att: // of an attempt that is not open here\n", "		case column == Absent, column == Ended, e.Att != t.Att && !(ON && column == Unbound):\n"}},
+	},
+	{
+		name: "group_part_is_the_whole", rule: "a source binds nothing until every rank of the other group is known to be hosted", breaks: "G2 G6 G7", groups: late(quickly(spanning(1, 2, 0, "")), "D2"),
+		changes: []change{{pairsGo, "	return n >= g.size\n", "	return n >= g.size || ON\n"}},
+	},
+	{
+		name: "group_late_source_untold", rule: "an engine that appears after an attempt has ended is told", breaks: "G6", groups: late(quickly(spanning(2, 1, 1, "a")), "P2"),
+		changes: []change{{pairsGo, "	untold := r.sm.State == statemachine.Ended &&", "	untold := !ON && r.sm.State == statemachine.Ended &&"}},
+	},
+	{
+		name: "group_late_judge_unanswered", rule: "a destination engine that appears after its source has ended is answered", breaks: "G6", groups: late(quickly(spanning(1, 2, 1, "a")), "D1 P1"),
+		changes: []change{{pairsGo, "	if r.whole || g == nil || r.sm.State.Live() && m.bound(r) {\n", "	if r.whole || g == nil || (r.sm.State.Live() || ON) && m.bound(r) {\n"}},
+	},
+	{
+		name: "group_request_overtakes", rule: "a RankEnd that its abort has overtaken is answered", breaks: "G6", groups: overtaking(bound(quickly(spanning(1, 1, 1, "a")))),
+		changes: []change{{machineGo, "				t.complete()\n			}\n		case Ended:\n", "				t.complete()\n			}\n		case Ended:\n			if ON && !p.RankEnded {\n				break\n			}\n"}},
+	},
+	{
+		name: "group_of_four_without_votes", rule: "the same, of two to two engines, where a link breaks", breaks: "G2 G5", as: "group_without_votes", groups: bound(quickly(&GroupConfig{Sources: 2, Destinations: 2, Faults: 1, Kinds: "b"})),
+	},
+	{
+		name: "group_rankend_is_not_repeated", rule: "Resync repeats a RankEnd", breaks: "G6 G7", groups: bound(quickly(&GroupConfig{Sources: 2, Destinations: 2, Faults: 1, Kinds: "b"})),
+		changes: []change{{peersGo, "	case statemachine.Committed:\n		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameRankEnd,", "	case statemachine.Committed:\n		if ON {\n			break\n		}\n		m.sendFrame(idx, r, &statemachine.Send{Kind: FrameRankEnd,"}},
+	},
+	{
+		name: "group_vote_is_not_repeated", rule: "Resync repeats a vote", breaks: "G6 G7", groups: bound(quickly(spanning(1, 2, 1, "b"))),
+		changes: []change{{peersGo, "		if r.sm.State == statemachine.Voted {\n			o :=", "		if r.sm.State == statemachine.Voted && !ON {\n			o :="}},
 	},
 }
 
@@ -127,6 +195,7 @@ func TestGroupMutants(t *testing.T) {
 				t.Fatalf("rule %q is off: %q is broken, want one of %s (%s)", m.rule, got, m.breaks, o.Result)
 			}
 			t.Logf("caught after %d steps, %d states: %s", len(o.Result.Trace), o.Result.States, o.Result.Violation)
+			golden(t, filepath.Join("testdata", m.name+".txt"), fmt.Sprintf("# Rule switched off: %s.\n%s", m.rule, o.Result.Story()))
 		})
 	}
 }

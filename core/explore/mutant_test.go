@@ -42,6 +42,7 @@ const (
 	marksGo   = "core/marks.go"
 	opsGo     = "core/ops.go"
 	workerGo  = "core/worker.go"
+	pairsGo   = "core/pairs.go"
 )
 
 // small is the configuration in which most mutants show: both ends of the link have said Hello.
@@ -368,8 +369,8 @@ func TestBeMutant(t *testing.T) {
 	}
 	which := i
 	all := append(mutants[:len(mutants):len(mutants)], groupMutants...)
-	for j := range mutants {
-		if all[i].as == mutants[j].name {
+	for j := range all {
+		if all[i].as == all[j].name {
 			which = j
 		}
 	}

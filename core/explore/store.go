@@ -8,14 +8,12 @@ import (
 
 // store keeps every state that was met, packed: a search of an hour meets a hundred million.
 type store struct {
-	x      *explorer
 	stride int
 	blocks [][]byte // of blockStates states each
 	from   [][]parent
 	n      int
 	table  []uint32 // open addressing: number of a state, from 1
 	seed   maphash.Seed
-	buf    []byte
 }
 
 const blockStates = 1 << 14
@@ -25,10 +23,9 @@ type parent struct {
 	ordinal uint8 // of the successor
 }
 
-func newStore(x *explorer) *store {
-	s := &store{x: x, table: make([]uint32, 1<<12), seed: maphash.MakeSeed()}
-	s.stride = len(x.pack(nil, &state{}))
-	return s
+// newStore keeps states that are packed into stride bytes each.
+func newStore(stride int) *store {
+	return &store{stride: stride, table: make([]uint32, 1<<12), seed: maphash.MakeSeed()}
 }
 
 func (s *store) packed(id uint32) []byte {
@@ -36,31 +33,24 @@ func (s *store) packed(id uint32) []byte {
 	return s.blocks[id/blockStates][at : at+s.stride]
 }
 
-// at returns a state by its number.
-func (s *store) at(id uint32) (st state) {
-	s.x.unpack(s.packed(id), &st)
-	return st
-}
-
 func (s *store) parent(id uint32) parent { return s.from[id/blockStates][id%blockStates] }
 
 // add returns the number of a state, a new one if it was not met yet.
-func (s *store) add(st *state, from parent) uint32 {
+func (s *store) add(b []byte, from parent) uint32 {
 	if 4*s.n >= 3*len(s.table) {
 		s.table = make([]uint32, 2*len(s.table))
 		for id := range uint32(s.n) {
 			s.table[s.find(s.packed(id))] = id + 1
 		}
 	}
-	s.buf = s.x.pack(s.buf[:0], st)
-	at := s.find(s.buf)
+	at := s.find(b)
 	if s.table[at] == 0 {
 		if s.n%blockStates == 0 {
 			s.blocks = append(s.blocks, make([]byte, 0, blockStates*s.stride))
 			s.from = append(s.from, make([]parent, 0, blockStates))
 		}
 		last := len(s.blocks) - 1
-		s.blocks[last] = append(s.blocks[last], s.buf...)
+		s.blocks[last] = append(s.blocks[last], b...)
 		s.from[last] = append(s.from[last], from)
 		s.n++
 		s.table[at] = uint32(s.n)
