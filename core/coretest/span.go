@@ -24,6 +24,7 @@ type Span struct {
 
 	log      io.Writer
 	verdicts map[statemachine.Opener]statemachine.Reason
+	won      []core.View // records of the judge that succeeded, of all its incarnations
 	down     map[[2]int]bool
 	seq      uint64
 }
@@ -427,7 +428,6 @@ func (s *Span) ops(fn func(*Op)) {
 func (s *Span) Check() error {
 	var errs []error
 	judge := s.Engine("D1")
-	var won []core.View // records of the judge that succeeded
 	pairs := func(g *Member, v *core.View, fn func(statemachine.Opener)) {
 		for _, p := range v.Pairs {
 			fn(p.Other)
@@ -437,15 +437,15 @@ func (s *Span) Check() error {
 		}
 	}
 	judge.M.Rooms(func(v *core.View) bool {
-		if v.State == statemachine.Ended && v.Reason == statemachine.Success {
-			won = append(won, *v)
+		if v.State == statemachine.Ended && v.Reason == statemachine.Success && !slices.ContainsFunc(s.won, func(w core.View) bool { return w.Own == v.Own }) {
+			s.won = append(s.won, *v)
 		}
 		return true
 	})
 	decided := func(g *Member, v *core.View) bool { // whether the judge said Success to this very record
-		for i := range won {
-			found := g == judge && v.Own == won[i].Own
-			pairs(judge, &won[i], func(o statemachine.Opener) { found = found || o == v.Own })
+		for i := range s.won {
+			found := v.Own == s.won[i].Own
+			pairs(judge, &s.won[i], func(o statemachine.Opener) { found = found || o == v.Own })
 			if found {
 				return true
 			}
@@ -488,11 +488,11 @@ func (s *Span) Check() error {
 			})
 		}
 	}
-	for i := range won {
-		pairs(judge, &won[i], func(o statemachine.Opener) {
+	for i := range s.won {
+		pairs(judge, &s.won[i], func(o statemachine.Opener) {
 			s.ops(func(op *Op) {
 				if op.S == o && !op.Done {
-					errs = append(errs, fmt.Errorf("G4: %s is Success, an op of %s is not Done", s.Opener(won[i].Own), s.Opener(o)))
+					errs = append(errs, fmt.Errorf("G4: %s is Success, an op of %s is not Done", s.Opener(s.won[i].Own), s.Opener(o)))
 				}
 			})
 		})
@@ -504,3 +504,27 @@ func (s *Span) Check() error {
 func (s *Span) Gone(g, o *Member) core.Event {
 	return core.Event{Kind: core.PeerGroup, Peer: core.PeerID(o.at), Group: o.group(), PeerGroup: g.group()}
 }
+
+// Waiting is how many frames from one engine to another are under way.
+func (s *Span) Waiting(from, to *Member) int { return len(from.out[to.at]) }
+
+// Down reports whether the link of two engines is broken.
+func (s *Span) Down(a, b *Member) bool { return s.down[link(a, b)] }
+
+// Newest is the attempt of an engine's newest open, 0 when it has opened nothing, and whether that lives.
+func (s *Span) Newest(g *Member) (att uint64, live bool) {
+	var seq uint64
+	g.M.Rooms(func(v *core.View) bool {
+		if v.Own.Seq > seq {
+			seq, att, live = v.Own.Seq, v.Attempt, v.State.Live()
+		}
+		return true
+	})
+	return att, live
+}
+
+// Unproven reports whether a plugin epoch ended that is not proven gone.
+func (g *Member) Unproven() bool { return len(g.lost) > 0 }
+
+// Asked reports whether FencePeer waits for an answer.
+func (g *Member) Asked() bool { return len(g.fence) > 0 }
