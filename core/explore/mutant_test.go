@@ -193,13 +193,13 @@ var mutants = []mutant{
 		name: "no_source_clock", rule: "a source that is offered has a clock", breaks: "R5", cfg: small(1, 0, ""),
 		changes: []change{{clockGo,
 			"	case statemachine.Offered, statemachine.Registered:\n",
-			"	case statemachine.Offered, statemachine.Registered:\n		if ON && src {\n			m.disarm(r, slotPhase)\n			break\n		}\n"}},
+			"	case statemachine.Offered, statemachine.Registered:\n		if ON && r.sm.Role == statemachine.Source {\n			m.disarm(r, slotPhase)\n			break\n		}\n"}},
 	},
 	{
 		name: "no_judge_clock", rule: "a registered destination has a clock", breaks: "R5", cfg: small(1, 0, ""),
 		changes: []change{{clockGo,
 			"		m.keep(idx, r, slotPhase, pick(clkBootstrap, clkBootstrapSrc))\n",
-			"		if ON && !src {\n			m.disarm(r, slotPhase)\n			break\n		}\n		m.keep(idx, r, slotPhase, pick(clkBootstrap, clkBootstrapSrc))\n"}},
+			"		if ON && r.sm.Role != statemachine.Source {\n			m.disarm(r, slotPhase)\n			break\n		}\n		m.keep(idx, r, slotPhase, pick(clkBootstrap, clkBootstrapSrc))\n"}},
 	},
 	{
 		name: "end_is_echoed", rule: "an end that the peer caused is not told back to it", breaks: "R10", cfg: small(1, 0, ""),
@@ -209,7 +209,7 @@ var mutants = []mutant{
 		name: "any_attempt", rule: "what has ended answers for its own attempt only", breaks: "stuck", cfg: with(small(2, 1, "a"), func(c *Config) { graph(c); c.Ignore = "R10" }),
 		changes: []change{
 			{machineGo, "	case column == Ended && p.Other.IsZero() && e.Att == t.Att:\n		p.Other = e.D\n		t.abort", "	case column == Ended && p.Other.IsZero() && (e.Att == t.Att || ON):\n		p.Other = e.D\n		t.abort"},
-			{peersGo, "case ended && pair.IsZero() && r.sm.Att == f.Att && f.Kind != FrameQueued:", "case ended && pair.IsZero() && (r.sm.Att == f.Att || ON) && f.Kind != FrameQueued:"},
+			{peersGo, "case pair.IsZero() && r.sm.Att == f.Att && f.Kind != FrameQueued:", "case pair.IsZero() && (r.sm.Att == f.Att || ON) && f.Kind != FrameQueued:"},
 		},
 	},
 	{
