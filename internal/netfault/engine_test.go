@@ -116,7 +116,7 @@ func startEngines(t *testing.T, hosts [2]*host, k clocks) (engines [2]*engine) {
 		e.cmd.WaitDelay = 3 * time.Second
 		e.ended, err = h.start(e.cmd)
 		if err != nil {
-			t.Skipf("start an engine on a host of its own: %v", err)
+			cannot(t, fmt.Errorf("start an engine on a host of its own: %w", err))
 		}
 		t.Cleanup(func() {
 			_ = e.cmd.Process.Kill() // if it is still there
