@@ -21,7 +21,7 @@ func (m *Machine) Hash() uint64 {
 	}
 	for k, p := range m.placeholders {
 		e := hash(3)
-		e.put(uint64(k.room), p.d.Inc, p.d.Seq, p.att, uint64(k.peer), hashString(p.group))
+		e.put(uint64(k.room), p.d.Inc, p.d.Seq, p.att, uint64(k.peer), hashString(p.group), hashString(p.wants))
 		sum += e.end()
 	}
 	for i := range int32(m.sessions.len()) {

@@ -75,7 +75,7 @@ func (m *Machine) holdFrame(from PeerID, f *Frame) {
 		m.stats.Dropped++
 		return
 	}
-	m.hold(holdKey{f.Room, from}, placeholder{d: f.D, att: f.Att, group: f.Group})
+	m.hold(holdKey{f.Room, from}, placeholder{d: f.D, att: f.Att, group: f.Group, wants: f.PeerGroup})
 }
 
 // spans reports whether a group at the other side sits on more than one engine, as far as any group here
@@ -109,7 +109,7 @@ func (m *Machine) nextHeld(idx int32, r *room) (at int, d statemachine.Opener) {
 	for id := 0; id < len(m.peers) && len(m.placeholders) > 0; id++ {
 		from := PeerID(id)
 		h, ok := m.placeholders[holdKey{r.id, from}]
-		if !ok || h.att != r.sm.Att || r.peerGroup != nil32 && m.name(r.peerGroup) != h.group || !m.speaksFor(from, r) {
+		if !ok || h.att != r.sm.Att || r.peerGroup != nil32 && m.name(r.peerGroup) != h.group || !m.meant(r, h.wants) || !m.speaksFor(from, r) {
 			continue
 		}
 		if at := m.towardsGroup(idx, r, from, h.group); at >= 0 && m.pairAt(r, at).sm.Other.IsZero() {
@@ -122,6 +122,9 @@ func (m *Machine) nextHeld(idx int32, r *room) (at int, d statemachine.Opener) {
 	}
 	return -1, statemachine.Opener{}
 }
+
+// meant reports whether a source is of the group that a destination waits for; empty: of any.
+func (m *Machine) meant(r *room, wants string) bool { return wants == "" || m.name(r.group) == wants }
 
 // offerHeld offers a source to every placeholder of its attempt; one that has ended tells them so.
 func (m *Machine) offerHeld(idx int32, r *room) {

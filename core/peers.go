@@ -278,6 +278,8 @@ func sourceRank(m *Machine, r *room, from PeerID, f *Frame) int {
 		return 1
 	case !ended:
 		return 3
+	case !m.meant(r, f.PeerGroup):
+		return none
 	case pair.IsZero() && r.sm.Att == f.Att && f.Kind != FrameQueued:
 		if !m.speaksFor(from, r) || f.Kind == FrameRegister && r.peerGroup != nil32 && m.name(r.peerGroup) != f.Group {
 			return 4 // it waited for another group, so the live one may be meant
@@ -385,6 +387,13 @@ func (m *Machine) toSource(from PeerID, f *Frame, e *statemachine.Event) {
 		return
 	}
 	r := m.rooms.at(idx)
+	if !m.meant(r, f.PeerGroup) { // it lives, so no other source of this room can be open here (R3)
+		if f.Kind == FrameRegister {
+			m.sendStale(from, f.Room, f.D, f.Att)
+		}
+		m.stats.Dropped++
+		return
+	}
 	if f.Kind == FrameRegister && f.Att == r.sm.Att && r.sm.State == statemachine.Unbound && m.mayBeMissing(r, f) {
 		m.holdFrame(from, f)
 		return

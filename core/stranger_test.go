@@ -203,3 +203,53 @@ func TestEndedRoomOfAnotherGroup(t *testing.T) {
 		}
 	}
 }
+
+// A destination registered with the source that it named by its group, and was bound to one of the same room and attempt
+// that another group on that engine had opened: Success over the pages of the other. Once that was bound, it was ended.
+func TestDestinationOfAnotherSourceGroup(t *testing.T) {
+	stranger := registerFrame(1, opener(20, 1))
+	stranger.Att, stranger.PeerGroup = attempt, "other"
+	own := registerFrame(1, opener(20, 2))
+	own.Att = attempt
+	newer := stranger
+	newer.Att++
+	open := Event{Kind: Open, Session: 1, Room: 1, Att: attempt}
+	stale := func(t *testing.T, out *Effects) {
+		t.Helper()
+		if len(out.Frames) != 1 || out.Frames[0].Frame.Kind != FrameAbort || out.Frames[0].Frame.Reason != statemachine.StaleRoom {
+			t.Errorf("the destination is answered %+v", out.Frames)
+		}
+	}
+	state := func(t *testing.T, l *lone, want statemachine.State) {
+		t.Helper()
+		if v := l.only(1); v.State != want {
+			t.Errorf("the source is %s, want %s: %s", v.State, want, v.Why())
+		}
+	}
+	t.Run("registered first", func(t *testing.T) {
+		l := newLone(t)
+		l.frame(0, stranger)
+		l.step(open)
+		state(t, l, statemachine.Unbound)
+	})
+	t.Run("opened first", func(t *testing.T) {
+		l := newLone(t)
+		l.step(open)
+		stale(t, l.frame(0, stranger))
+		state(t, l, statemachine.Unbound)
+		l.frame(0, own)
+		state(t, l, statemachine.Offered)
+		for _, f := range []Frame{stranger, newer} {
+			stale(t, l.frame(0, f))
+			state(t, l, statemachine.Offered)
+		}
+	})
+	t.Run("ended first", func(t *testing.T) {
+		l := newLone(t)
+		l.step(open)
+		l.step(Event{Kind: Abort, Session: 1})
+		if out := l.frame(0, stranger); len(out.Frames) != 0 {
+			t.Errorf("a destination that waits for another group is answered %+v", out.Frames)
+		}
+	})
+}

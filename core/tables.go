@@ -298,7 +298,8 @@ type holdKey struct {
 type placeholder struct {
 	d     statemachine.Opener
 	att   uint64
-	group string
+	group string // of d
+	wants string // the group that d waits for; empty: any
 	seq   uint64
 }
 
