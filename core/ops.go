@@ -12,7 +12,7 @@ import (
 // ready hands a room that has held chunks for the engine of a pair to the scheduler.
 func (m *Machine) ready(pi int32) {
 	p := m.pairs.at(pi)
-	if r := m.rooms.at(p.room); p.held > 0 && p.havePages && agreed(r, p) {
+	if r := m.rooms.at(p.room); p.held > 0 && p.havePages && agreed(r) {
 		m.policy.Add(pi, p.peer, p.held, r.priority, m.now)
 	}
 }
@@ -41,7 +41,7 @@ func (m *Machine) schedule() {
 		}
 		if p := m.pairs.at(pi); !m.submit(pi, p) {
 			m.policy.Remove(pi)
-			p.parked = p.held > 0 && agreed(m.rooms.at(p.room), p)
+			p.parked = p.held > 0 && agreed(m.rooms.at(p.room))
 		}
 	}
 }
@@ -77,7 +77,7 @@ func (m *Machine) submit(pi int32, p *pair) bool {
 			break
 		}
 	}
-	if k == nil32 || !agreed(r, p) {
+	if k == nil32 || !agreed(r) {
 		return false
 	}
 	kk := m.ranks.at(k)
@@ -298,7 +298,7 @@ const progressEvery = 100 * time.Millisecond
 // tell sends Progress when what the judge must know changed: ops outstanding or not, or bytes grew and
 // progressEvery has passed.
 func (m *Machine) tell(r *room, p *pair) {
-	if r.sm.Role != statemachine.Source || !agreed(r, p) {
+	if r.sm.Role != statemachine.Source || !agreed(r) {
 		return
 	}
 	if p.outstanding == p.told && m.now-p.toldAt < int64(progressEvery) {
@@ -420,7 +420,7 @@ func (m *Machine) opEnd(e *Event) {
 	case why == statemachine.None:
 		why = statemachine.TransferFailed
 	}
-	if agreed(r, p) {
+	if agreed(r) {
 		m.explain(idx, e.Detail)
 	}
 	m.stepAt(idx, at, statemachine.Event{Kind: statemachine.OnOpFailed, Reason: why})
@@ -545,7 +545,7 @@ func (m *Machine) pluginLost(e *Event) {
 		oo.state = opDead
 		p.sm.Ops.Dead++
 		k.ops.Dead++
-		if agreed(r, p) && why != statemachine.None {
+		if agreed(r) && why != statemachine.None {
 			m.explain(idx, e.Detail)
 		}
 		m.stepAt(idx, m.placeOf(r, oo.pair), statemachine.Event{Kind: statemachine.OnPluginLost, Reason: why})

@@ -452,7 +452,7 @@ func (m *Machine) toSource(from PeerID, f *Frame, e *statemachine.Event) {
 	switch {
 	case f.Kind == FrameRegister && r.sm.Column(&p.sm) == statemachine.Offered && p.sm.Other == f.D && !p.havePages:
 		m.takePages(idx, r, at, from, f)
-	case f.Kind == FrameConfirm && old == statemachine.Offered && agreed(r, p):
+	case f.Kind == FrameConfirm && old == statemachine.Offered && r.sm.Column(&p.sm) == statemachine.Confirmed:
 		if !p.havePages {
 			m.takePages(idx, r, at, from, f)
 		}
@@ -460,8 +460,8 @@ func (m *Machine) toSource(from PeerID, f *Frame, e *statemachine.Event) {
 			r.clockLog2 = min(f.ClockLog2, logs-1)
 			m.setClocks(idx, r)
 		}
-		if agreed(r, p) {
-			m.ready(m.indexOf(r, at))
+		if agreed(r) {
+			m.readyAll(idx, r)
 			m.maybeComplete(idx, r)
 		}
 	}

@@ -217,14 +217,16 @@ func (v *View) Why() string {
 		b.WriteString(", waiting for admission at this engine: more of its worker's pages rest in quarantine than limits.quarantine allows")
 	case !v.Admitted:
 		b.WriteString(", waiting for admission at this engine")
-	case v.State == statemachine.Unbound && v.PeerQueued:
-		fmt.Fprintf(&b, ", waiting for the destination worker at %s, which waits for memory", peer)
+	case v.State == statemachine.Unbound && v.Incomplete && v.PeerGroup != "" && v.PeerNode != "":
+		fmt.Fprintf(&b, ", waiting for the other ranks of group %q to appear", v.PeerGroup)
+	case v.State == statemachine.Unbound && (v.PeerQueued || len(v.Pairs) > 0):
+		fmt.Fprintf(&b, ", waiting for the destination worker at %s to find memory and register pages", peer)
 	case v.State == statemachine.Unbound:
 		b.WriteString(", waiting for a destination to register pages")
 	case v.State == statemachine.Offered:
 		fmt.Fprintf(&b, ", waiting for %s to confirm the pair", peer)
 	case v.State == statemachine.Opened && v.Paged > 0 && v.Local > v.Paged:
-		fmt.Fprintf(&b, ", waiting for pages of %d more ranks", v.Local-v.Paged)
+		fmt.Fprintf(&b, ", waiting for the pages of %d of its %d ranks here", v.Local-v.Paged, v.Local)
 	case v.State == statemachine.Opened:
 		b.WriteString(", waiting for its own worker to register pages")
 	case v.State == statemachine.Registered && v.Backend == "" && v.PeerNode == "":

@@ -52,8 +52,7 @@ var groupMutants = []mutant{
 	},
 	{
 		name: "group_judge_confirms_for_all", rule: "only the engine that hosts the pages confirms that they may be written", breaks: "G3", groups: spanning(1, 2, 0, ""),
-		changes: []change{{machineGo, "			p.Confirmed = true\n", "			p.Confirmed = true\n			for i := range t.pairs {\n				t.pairs[i].Confirmed = t.pairs[i].Confirmed || ON && p.Judge && !t.pairs[i].Other.IsZero()\n			}\n"},
-			{peersGo, "			m.ready(m.indexOf(r, at))\n", "			m.ready(m.indexOf(r, at))\n			if ON {\n				m.readyAll(idx, r)\n			}\n"}},
+		changes: []change{{machineGo, "			p.Confirmed = true\n", "			p.Confirmed = true\n			for i := range t.pairs {\n				t.pairs[i].Confirmed = t.pairs[i].Confirmed || ON && p.Judge && !t.pairs[i].Other.IsZero()\n			}\n"}},
 	},
 	{
 		name: "group_vote_is_taken_back", rule: "a destination engine that has voted does not end Failed by itself", breaks: "G5", groups: bound(spanning(1, 2, 0, "")),

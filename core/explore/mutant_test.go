@@ -94,7 +94,7 @@ var mutants = []mutant{
 			{machineGo, "	t.pairs[t.at].Other = d\n", "	t.pairs[t.at].Other = d\n	t.pairs[t.at].Confirmed = ON\n"},
 			{peersGo,
 				"	case f.Kind == FrameRegister && r.sm.Column(&p.sm) == statemachine.Offered && p.sm.Other == f.D && !p.havePages:\n",
-				"	case ON && f.Kind == FrameRegister && agreed(r, p) && p.sm.Other == f.D && !p.havePages:\n		m.takePages(idx, r, at, from, f)\n		m.readyAll(idx, r)\n	case f.Kind == FrameRegister && r.sm.Column(&p.sm) == statemachine.Offered && p.sm.Other == f.D && !p.havePages:\n"},
+				"	case ON && f.Kind == FrameRegister && agreed(r) && p.sm.Other == f.D && !p.havePages:\n		m.takePages(idx, r, at, from, f)\n		m.readyAll(idx, r)\n	case f.Kind == FrameRegister && r.sm.Column(&p.sm) == statemachine.Offered && p.sm.Other == f.D && !p.havePages:\n"},
 		},
 	},
 	{
