@@ -256,6 +256,6 @@ type GroupPair struct {
 // Verdicts of a GroupPair.
 const (
 	PairUsable  = "usable"
-	PairWaits   = "waits" // ranks of a group are not there yet, and so its rooms wait
+	PairWaits   = "waits" // ranks of a group are not there yet, or their engine takes no new rooms, and so its rooms wait
 	PairRefused = "refused"
 )

@@ -15,14 +15,13 @@ import (
 
 // nextIncarnation counts up the number in file and makes it durable before it returns, so that no
 // incarnation is ever used twice, whenever the process or the machine dies. The caller holds the
-// node's lock. When the file does not exist the count starts at the Unix time in milliseconds:
-// engines start less often than that, so a lost file does not bring old numbers back.
+// node's lock. The number is at least the Unix time in milliseconds: engines start less often than that, so
+// a file that was lost, or restored from a backup, does not bring old numbers back, which peers refuse.
 func nextIncarnation(file string) (uint64, error) {
 	var last uint64
 	b, err := os.ReadFile(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		last = uint64(time.Now().UnixMilli())
 	case err != nil:
 		return 0, fmt.Errorf("incarnation counter: %w", err)
 	default:
@@ -32,14 +31,15 @@ func nextIncarnation(file string) (uint64, error) {
 			return 0, fmt.Errorf("incarnation counter %s is damaged (%w): remove it, the count then starts from the clock", file, err)
 		}
 	}
+	next := max(last+1, uint64(time.Now().UnixMilli()))
 	host, err := HostID()
 	if err != nil {
 		return 0, err
 	}
-	if err := writeFile(file, fmt.Appendf(nil, "%d %s\n", last+1, host), true); err != nil {
+	if err := writeFile(file, fmt.Appendf(nil, "%d %s\n", next, host), true); err != nil {
 		return 0, fmt.Errorf("incarnation counter: %w", err)
 	}
-	return last + 1, nil
+	return next, nil
 }
 
 // writeFile replaces file in one step. durable makes it survive a power cut.

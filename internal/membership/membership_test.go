@@ -351,8 +351,22 @@ func TestCounter(t *testing.T) {
 	if now := uint64(time.Now().UnixMilli()); first > now+1 || first < now-60_000 {
 		t.Fatalf("first incarnation %d, clock %d", first, now)
 	}
-	if n := must(nextIncarnation(file)); n != first+1 {
+	if n := must(nextIncarnation(file)); n <= first {
 		t.Fatalf("%d after %d", n, first)
+	}
+	// Another incarnation was of this name since, with another file: peers refuse what is not above it.
+	if err := os.WriteFile(file, []byte("1000 restored"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n := must(nextIncarnation(file)); n <= first {
+		t.Fatalf("%d after %d, with a counter that was restored", n, first)
+	}
+	ahead := uint64(time.Now().Add(time.Hour).UnixMilli())
+	if err := os.WriteFile(file, fmt.Append(nil, ahead), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n := must(nextIncarnation(file)); n != ahead+1 {
+		t.Fatalf("%d after %d, with a clock that was set back", n, ahead)
 	}
 	for _, text := range []string{"", "x", "-1 y", "99999999999999999999 z"} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {

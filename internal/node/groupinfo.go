@@ -18,10 +18,10 @@ func (n *Node) Groups(ctx context.Context) ([]admin.GroupInfo, error) {
 	var out []admin.GroupInfo
 	err := n.ask(ctx, func() {
 		rooms, pairs := n.liveRooms()
-		views := n.views()
+		views, silent := n.views(), n.silence()
 		for _, v := range views {
 			for _, p := range slices.Concat(v.parts, v.gone) {
-				out = append(out, n.groupInfo(views, v, p, rooms, pairs))
+				out = append(out, n.groupInfo(views, v, p, rooms, pairs, silent))
 			}
 		}
 	})
@@ -48,7 +48,7 @@ func (n *Node) liveRooms() (groups map[string]int, pairs map[groupPair]int) {
 	return groups, pairs
 }
 
-func (n *Node) groupInfo(views map[string]*view, v *view, p part, rooms map[string]int, pairs map[groupPair]int) admin.GroupInfo {
+func (n *Node) groupInfo(views map[string]*view, v *view, p part, rooms map[string]int, pairs map[groupPair]int, silent map[core.PeerID]string) admin.GroupInfo {
 	i := admin.GroupInfo{
 		Name: p.Name, Role: p.Role.String(), Node: p.node, Here: p.id == selfPeer, Size: int(p.Size), Ranks: p.Ranks,
 		Missing: v.missing(), Complete: v.clash == nil && len(v.missing()) == 0, Rooms: rooms[p.Name],
@@ -81,6 +81,8 @@ func (n *Node) groupInfo(views map[string]*view, v *view, p part, rooms map[stri
 			g.Verdict, g.Reason, g.Field, g.Detail = admin.PairRefused, q.ev.Reason.String(), q.field, q.ev.Detail
 		} else if what := waitsFor(views, key); what != "" {
 			g.Verdict, g.Detail = admin.PairWaits, "for "+what
+		} else if s := silent[key.id]; s != "" {
+			g.Verdict, g.Detail = admin.PairWaits, s
 		}
 		i.Pairs = append(i.Pairs, g)
 	}
@@ -89,6 +91,8 @@ func (n *Node) groupInfo(views map[string]*view, v *view, p part, rooms map[stri
 		i.Detail = "the engine is dead, and the group lives on elsewhere"
 	case c != nil:
 		i.Detail = c.detail
+	case silent[p.id] != "":
+		i.Detail = silent[p.id]
 	default:
 		for _, g := range i.Pairs {
 			if g.Verdict == admin.PairRefused {
@@ -204,11 +208,15 @@ func (n *Node) pairWhy(views map[string]*view, name string, key pairKey, rooms m
 	if p.ev.Reason != statemachine.None {
 		return fmt.Sprintf("%s is refused (%s): %s.", pair, p.ev.Reason, p.ev.Detail)
 	}
-	said := fmt.Sprintf("%s works by %s, %s", pair, strings.Join(p.ev.Backends, ", "), countOf(live, "live room"))
-	if what := waitsFor(views, key); what != "" {
-		said = fmt.Sprintf("%s waits for %s, %s", pair, what, countOf(live, "live room"))
+	does, what, s := "works by "+strings.Join(p.ev.Backends, ", "), waitsFor(views, key), silent[key.id]
+	switch {
+	case what != "":
+		does = "waits for " + what
+	case s != "":
+		does = "waits"
 	}
-	if s := silent[key.id]; s != "" {
+	said := fmt.Sprintf("%s %s, %s", pair, does, countOf(live, "live room"))
+	if s != "" {
 		said += "; " + s
 	}
 	return said + "."
@@ -221,11 +229,11 @@ func (n *Node) silence() map[core.PeerID]string {
 		since := p.Silent.Round(100 * time.Millisecond)
 		switch {
 		case p.Dead:
-			out[p.ID] = fmt.Sprintf("but engine %q is dead: silent for %s", p.Node, since)
+			out[p.ID] = fmt.Sprintf("engine %q is dead: silent for %s", p.Node, since)
 		case p.Suspect:
-			out[p.ID] = fmt.Sprintf("but engine %q is silent since %s: no new rooms towards it until it is heard", p.Node, since)
+			out[p.ID] = fmt.Sprintf("engine %q is silent since %s: no new rooms towards it until it is heard", p.Node, since)
 		case p.Draining:
-			out[p.ID] = fmt.Sprintf("but engine %q is draining: no new rooms towards it", p.Node)
+			out[p.ID] = fmt.Sprintf("engine %q is draining: no new rooms towards it", p.Node)
 		}
 	}
 	return out

@@ -124,3 +124,34 @@ func groups(t *testing.T, e *engine) string {
 	}
 	return strings.Join(out, "; ")
 }
+
+// TestDeadGroupIsNotUsable: a group of which every engine was dead was listed as complete and working.
+func TestDeadGroupIsNotUsable(t *testing.T) {
+	t.Parallel()
+	dir := tempDir(t)
+	a, b, c := start(t, dir, "a"), spawn(t, dir, "b"), spawn(t, dir, "c")
+	dial(t, a, client.Source, "prefill", 0, 1, 4)
+	dial(t, b, client.Destination, "decode", 0, 2, 4)
+	dial(t, c, client.Destination, "decode", 1, 2, 4)
+	list := func() (text string) {
+		gs, err := a.admin.Groups(short(t))
+		must(t, err)
+		for _, g := range gs {
+			for _, p := range g.Pairs {
+				text += fmt.Sprintf("%s@%s with %s: %s; ", g.Name, g.Node, p.Node, p.Verdict)
+			}
+		}
+		return text
+	}
+	eventually(t, "both are listed as usable", func() bool { return strings.Count(list(), "usable") == 4 })
+	b.kill()
+	c.kill()
+	eventually(t, "neither is", func() bool { return strings.Count(list(), "waits") == 4 })
+	gs, err := a.admin.Groups(short(t))
+	must(t, err)
+	why, err := a.admin.GroupWhy(short(t), "decode")
+	must(t, err)
+	if !strings.Contains(gs[0].Detail, `engine "b" is dead`) || strings.Contains(strings.Join(why, " "), "works") {
+		t.Errorf("list says %q, why says %q", gs[0].Detail, why)
+	}
+}

@@ -19,3 +19,18 @@ func TestRefusedPeersAreNotRemembered(t *testing.T) {
 		t.Errorf("%d numbers and %d remotes of engines that were refused", len(n.peerNames), len(n.remotes))
 	}
 }
+
+// lookedAt counts how often membership was to look at once.
+type lookedAt int
+
+func (l *lookedAt) Look() { *l++ }
+
+// A neighbour's death was noticed up to 200 ms late: the stream that broke was no reason to look at its lock.
+func TestBrokenStreamIsLookedInto(t *testing.T) {
+	var looked lookedAt
+	n := &Node{peerIDs: map[string]core.PeerID{"d": 1}, remotes: map[string]*remote{"d": newRemote()}, looker: &looked, log: slog.New(slog.DiscardHandler)}
+	n.peerEvent(peer.Event{Kind: peer.Down, Node: "d"})
+	if looked != 1 {
+		t.Errorf("membership was to look %d times after a stream broke, want 1", looked)
+	}
+}
