@@ -490,3 +490,16 @@ func TestBareCommands(t *testing.T) {
 		}
 	}
 }
+
+// `engine run -c "$UNSET"` started an engine with the defaults, `plugins upgrade --sha256 ""` one without its checksum.
+func TestEmptyFlags(t *testing.T) {
+	for _, args := range [][]string{
+		{"run", "-c", ""}, {"run", "--set", ""}, {"rooms", "list", "--node", ""}, {"plugins", "upgrade", "tcp", "--exec", ""},
+		{"plugins", "upgrade", "tcp", "--wasm="}, {"plugins", "upgrade", "tcp", "--sha256", ""}, {"demo", "--trace", ""},
+	} {
+		code, stdout, stderr := command(t, nil, args...)
+		if code != exitUsage || stdout != "" || !strings.Contains(stderr, "is empty: give it a value, or leave it out") {
+			t.Errorf("%q: exit code %d, %q, %q", args, code, stdout, stderr)
+		}
+	}
+}

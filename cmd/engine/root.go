@@ -115,6 +115,7 @@ func newRoot(a *app) *cobra.Command {
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.SilenceErrors, root.SilenceUsage = true, true
+	root.PersistentPreRunE = noEmptyFlags
 	root.SetHelpCommand(&cobra.Command{Hidden: true, Use: "no-help"})
 	root.SetHelpTemplate(helpTemplate)
 	root.SetFlagErrorFunc(flagError)
@@ -123,6 +124,17 @@ func newRoot(a *app) *cobra.Command {
 		newStatus(a), newDrain(a), newBench(a), newConformance(a), newSim(a), newVersion(a), newCompletions(a), newPlugin(),
 	)
 	return root
+}
+
+// noEmptyFlags refuses a flag that is given and says nothing, as of a variable that is not set: taken for one that was left
+// out it would start an engine with another configuration, or upgrade a plugin without its checksum.
+func noEmptyFlags(c *cobra.Command, _ []string) (err error) {
+	c.Flags().Visit(func(f *pflag.Flag) {
+		if text := f.Value.String(); err == nil && (text == "" || text == "[]") {
+			err = &usageError{fmt.Errorf("--%s is empty: give it a value, or leave it out", f.Name), c}
+		}
+	})
+	return err
 }
 
 const helpTemplate = `{{with .Example}}Examples:

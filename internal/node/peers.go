@@ -1,7 +1,9 @@
 package node
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -120,7 +122,11 @@ func (n *Node) peerSink(ev peer.Event) {
 func (n *Node) peerEvent(ev peer.Event) {
 	if ev.Kind == peer.Refused { // of who may never have a stream: a name that only comes and goes gets no number
 		n.bad.add("peer", ev.Refusal.Code.String())
-		n.log.Warn("peer refuses", "peer", ev.Node, "code", ev.Refusal.Code, "detail", ev.Refusal.Detail, "by_peer", ev.Refusal.ByPeer)
+		level := slog.LevelWarn
+		if ev.Refusal.Code == peer.RefusedClosing { // an operator stops it
+			level = slog.LevelInfo
+		}
+		n.log.Log(context.Background(), level, "peer refused", "peer", ev.Node, "code", ev.Refusal.Code, "detail", ev.Refusal.Detail, "by_peer", ev.Refusal.ByPeer)
 		return
 	}
 	id := n.peerID(ev.Node)

@@ -203,7 +203,6 @@ func (k *link) refusedStream(r Refusal) {
 	if !k.noteRefusal(r) {
 		return
 	}
-	k.links.log.Warn("peer refused", "peer", k.node, "code", r.Code.String(), "by_peer", r.ByPeer, "detail", r.Detail)
 	k.deliverMu.Lock()
 	defer k.deliverMu.Unlock()
 	k.links.cfg.Sink(Event{Kind: Refused, Node: k.node, Refusal: r})
