@@ -138,6 +138,9 @@ func (w *world) notTerminal() {
 	}
 }
 
+// mostIdle is far more than happens once everything has ended.
+const mostIdle = 1 << 20
+
 // idle holds that nothing is left when everything has ended and every clock has run out.
 func (w *world) idle() {
 	for i := range w.plan.requests {
@@ -156,11 +159,18 @@ func (w *world) idle() {
 		for _, e := range w.engines {
 			w.step(e, nil)
 		}
-		for len(w.q.heap) > 0 && w.broke == nil {
-			if d := w.q.pop(); d.what != wake {
-				w.pending--
-				w.dispatch(&d)
+		for n := 0; len(w.q.heap) > 0 && w.broke == nil; n++ {
+			d := w.q.pop()
+			if d.what == wake {
+				continue
 			}
+			if n == mostIdle {
+				w.violate(Accounting, "it does not come to rest when everything has ended")
+				return
+			}
+			w.now = max(w.now, d.at) // what waits for another event would wait for ever
+			w.pending--
+			w.dispatch(&d)
 		}
 	}
 	for _, e := range w.engines {
