@@ -494,7 +494,7 @@ func TestBareCommands(t *testing.T) {
 // `engine run -c "$UNSET"` started an engine with the defaults, `plugins upgrade --sha256 ""` one without its checksum.
 func TestEmptyFlags(t *testing.T) {
 	for _, args := range [][]string{
-		{"run", "-c", ""}, {"run", "--set", ""}, {"rooms", "list", "--node", ""}, {"plugins", "upgrade", "tcp", "--exec", ""},
+		{"run", "-c", ""}, {"rooms", "list", "--node", ""}, {"plugins", "upgrade", "tcp", "--exec", ""},
 		{"plugins", "upgrade", "tcp", "--wasm="}, {"plugins", "upgrade", "tcp", "--sha256", ""}, {"demo", "--trace", ""},
 	} {
 		code, stdout, stderr := command(t, nil, args...)

@@ -130,7 +130,8 @@ func newRoot(a *app) *cobra.Command {
 // out it would start an engine with another configuration, or upgrade a plugin without its checksum.
 func noEmptyFlags(c *cobra.Command, _ []string) (err error) {
 	c.Flags().Visit(func(f *pflag.Flag) {
-		if text := f.Value.String(); err == nil && (text == "" || text == "[]") {
+		list, isList := f.Value.(pflag.SliceValue)
+		if err == nil && (f.Value.String() == "" || isList && len(list.GetSlice()) == 0) {
 			err = &usageError{fmt.Errorf("--%s is empty: give it a value, or leave it out", f.Name), c}
 		}
 	})
