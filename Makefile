@@ -66,6 +66,17 @@ $(VENV)/ready: plugins/sdk/python/requirements-dev.txt
 	@echo '$(CURDIR)/plugins/sdk/python' > "$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/terminus.pth"
 	@touch $@
 
+.PHONY: nixl
+nixl: $(BIN)/nixl/ready $(BIN)/nixl-1.4.1/ready ## put the nixl backend into bin/, and the releases of NIXL that its tests drive into bin/nixl*
+	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./plugins/nixl/engine-plugin-nixl
+# Alone: what the wheels name as dependencies (torch, numpy) is for their Python half.
+$(BIN)/nixl/ready: NIXL := 1.5.1
+$(BIN)/nixl-1.4.1/ready: NIXL := 1.4.1
+$(BIN)/nixl/ready $(BIN)/nixl-1.4.1/ready:
+	@$(PYTHON) -m venv $(@D) || { echo '$(PYTHON) -m venv does not work here; on Debian install it with: apt-get install python3-venv' >&2; exit 1; }
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nixl-cu12==$(NIXL)
+	@touch $@
+
 .PHONY: explore
 explore: ## walk more interleavings of two engines than `make test` does (an hour or two, up to 16 GB)
 	$(GO) test -timeout 4h ./core/explore -run TestExploreLong -long -v

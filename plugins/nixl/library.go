@@ -76,9 +76,6 @@ func open(path string) (*library, error) {
 	if len(missing) > 0 {
 		return nil, fmt.Errorf("%s lacks %s; this plugin serves NIXL 1.0 to 1.5", path, strings.Join(missing, ", "))
 	}
-	if l.free, err = purego.Dlsym(handle, "free"); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
 	for _, g := range generations {
 		if _, err := purego.Dlsym(handle, symbolPrefix+g.mark); err == nil {
 			l.generation = g.name
@@ -87,6 +84,9 @@ func open(path string) (*library, error) {
 	}
 	if stub := l.call(symIsStub); stub&0xff != 0 { // a C bool
 		return nil, fmt.Errorf("%s is a stub that does nothing: install the library itself (%s)", path, installHint)
+	}
+	if l.free, err = purego.Dlsym(handle, "free"); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return l, nil
 }
@@ -154,7 +154,7 @@ func setEnvironment(c *Config, home string) error {
 		{"HOME", home}, // the agent looks for a file there, and fails without a word where it may not look
 		{"NIXL_LOG_LEVEL", "FATAL"},
 		{"UCX_HANDLE_ERRORS", "none"},
-		{"UCX_LOG_FILE", "/dev/stderr"},
+		{"UCX_LOG_FILE", "stderr"}, // not /dev/stderr: where that cannot be opened, UCX aborts the process
 		{"UCX_LOG_LEVEL", "fatal"},
 		{"UCX_TLS", c.Transports},
 	}

@@ -51,6 +51,7 @@ type Backend struct {
 	count     counters
 	ctx       context.Context // done at Close
 	stop      context.CancelFunc
+	closing   sync.Once
 
 	mu      sync.Mutex
 	regions map[uint64]*region
@@ -256,12 +257,15 @@ func (b *Backend) Counters() map[string]uint64 {
 	}
 }
 
-// Close implements sdk.Backend.
-func (b *Backend) Close() error {
-	b.stop()
-	if b.driver == nil {
-		return nil
-	}
-	b.driver.close()
-	return errors.Join(b.recv.close(), b.lock.Close())
+// Close implements sdk.Backend. Nothing of the process touches the regions, or is let to them, when it returns.
+func (b *Backend) Close() (err error) {
+	b.closing.Do(func() {
+		b.stop()
+		if b.driver == nil {
+			return
+		}
+		b.driver.close()
+		err = errors.Join(b.recv.close(), b.lock.Close())
+	})
+	return err
 }
