@@ -49,6 +49,8 @@ type registration struct{ list uintptr }
 // request is a transfer that the library knows of. One goroutine owns it.
 type request struct{ h uintptr }
 
+func (r *request) released() bool { return r.h == 0 }
+
 var errDestroyed = errors.New("nixl: the agent is destroyed")
 
 // newAgent makes an agent under a name that no other agent of any process may ever have had: peers know it by that.

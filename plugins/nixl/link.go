@@ -216,20 +216,15 @@ func (l *link) settle() {
 // poll asks after every request.
 func (l *link) poll() (moved bool) {
 	a := l.p.b.driver.agent
-	rest := l.flights[:0]
-	list := l.flights
-	l.flights = nil // landed may end the link, which looks at it
-	for i, f := range list {
-		st := a.status(f.req)
-		if st == statusInProgress {
-			rest = append(rest, f)
-			continue
+	for _, f := range l.flights {
+		if st := a.status(f.req); st != statusInProgress {
+			moved = true
+			l.landed(f, st)
 		}
-		moved = true
-		l.flights = append(rest[:len(rest):len(rest)], list[i+1:]...)
-		l.landed(f, st)
 	}
-	l.flights = rest
+	if moved {
+		l.flights = slices.DeleteFunc(l.flights, func(f *flight) bool { return f.req.released() })
+	}
 	return moved
 }
 

@@ -37,7 +37,9 @@ func (p *peer) submit(x *xfer) {
 	case p.link != nil:
 		p.link.add(x)
 	default:
-		x.until = time.Now().Add(connectBound)
+		if x.until.IsZero() { // else it has lost a link already
+			x.until = time.Now().Add(connectBound)
+		}
 		p.pending = append(p.pending, x)
 		p.want()
 	}

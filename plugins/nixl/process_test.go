@@ -315,6 +315,29 @@ func TestStoppedReceiver(t *testing.T) {
 	s.h.CheckOrder()
 }
 
+// raw stops the child with an op on its way, and returns what it takes to drive the library past the driver: the name
+// of the child's agent and the address of its region.
+func (p *target) raw(c *remoteChild) (agent string, base uintptr, op *sdktest.Pending) {
+	t := p.s.t
+	t.Helper()
+	c.stop()
+	op = p.submit(1) // keeps the link in sight
+	eventually(t, "the op is on its way", func() bool {
+		done := make(chan struct{})
+		p.s.b.driver.do(func() {
+			for l := range p.s.b.driver.links {
+				if r := l.regions[c.Region]; r != nil {
+					agent, base = l.remote, r.base
+				}
+			}
+			close(done)
+		})
+		<-done
+		return base != 0
+	})
+	return agent, base, op
+}
+
 // TestLibraryReleaseIsNoFence is why an op is never called quiet because its request was released: the library says
 // success, and bytes that the source got afterwards land. When this fails the library has learned to cancel.
 func TestLibraryReleaseIsNoFence(t *testing.T) {
@@ -328,30 +351,14 @@ func TestLibraryReleaseIsNoFence(t *testing.T) {
 	if n := c.count(); n[0x11] != childPages {
 		t.Fatalf("pages by first byte: %v", n)
 	}
-	c.stop()
-	op := p.submit(1) // keeps the link in sight
-	var remoteName string
-	var base uintptr
-	eventually(t, "the op is on its way", func() bool {
-		done := make(chan struct{})
-		s.b.driver.do(func() {
-			for l := range s.b.driver.links {
-				if r := l.regions[c.Region]; r != nil {
-					remoteName, base = l.remote, r.base
-				}
-			}
-			close(done)
-		})
-		<-done
-		return base != 0
-	})
+	name, base, op := p.raw(c)
 	region := s.b.region(s.src.ID)
 	var pieces []piece
 	for i := range 64 {
 		const n = childPages * childPage / 64
 		pieces = append(pieces, piece{address(region.bytes) + uintptr(i*n), base + uintptr(i*n), n})
 	}
-	req, err := s.b.driver.agent.write(remoteName, pieces)
+	req, err := s.b.driver.agent.write(name, pieces)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -365,6 +372,44 @@ func TestLibraryReleaseIsNoFence(t *testing.T) {
 	c.goOn()
 	wantDone(t, op.End())
 	eventually(t, "bytes land after the release", func() bool { return c.count()[0x77] > 0 })
+}
+
+// TestLibraryCompletionIsTheTargets is why the end of a request is Done, with nothing more asked of the receiver: not
+// even the smallest write ends before the process that it goes to has taken it out of its socket.
+func TestLibraryCompletionIsTheTargets(t *testing.T) {
+	library := wheel(t, venvName)
+	c, s := startChild(t, library), newSender(t, library)
+	p := s.connect(c)
+	wantDone(t, p.submit(childPages).End())
+	name, base, op := p.raw(c)
+	region := s.b.region(s.src.ID)
+	for i, n := range []uint64{1, 8, 4096, 64 << 10} {
+		mark := byte(0x51 + i)
+		for i := range s.src.Bytes[:n] {
+			s.src.Bytes[i] = mark
+		}
+		req, err := s.b.driver.agent.write(name, []piece{{address(region.bytes), base + 3*childPage, n}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		st := s.b.driver.agent.post(req)
+		for range 200 {
+			if st != statusInProgress {
+				t.Fatalf("%d bytes to a process that stands still: status %d", n, st)
+			}
+			time.Sleep(time.Millisecond)
+			st = s.b.driver.agent.status(req)
+		}
+		c.goOn()
+		eventually(t, "the write ends", func() bool { return s.b.driver.agent.status(req) == statusDone })
+		if got := c.count(); got[mark] == 0 {
+			t.Errorf("%d bytes have ended and are not there: %v", n, got)
+		}
+		s.b.driver.agent.release(req)
+		c.stop()
+	}
+	c.goOn()
+	op.Quiet()
 }
 
 // TestMixedVersions: writer and receiver drive different releases of the library.
