@@ -121,7 +121,7 @@ func (b *Backend) Start(_ context.Context, s sdk.Start) (_ []byte, err error) {
 	b.driver = newDriver(b, a)
 	go b.driver.run()
 	b.recv = &receiver{
-		b: b, listener: listener, writers: map[uint32]*writer{}, fences: map[string]fence{},
+		b: b, listener: listener, admit: handshakeBound, writers: map[uint32]*writer{}, fences: map[string]fence{},
 		changed: make(chan struct{}), conns: map[net.Conn]struct{}{},
 	}
 	go b.recv.serve()

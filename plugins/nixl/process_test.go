@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -307,11 +308,19 @@ func TestStoppedReceiver(t *testing.T) {
 	if unquiet == 0 {
 		t.Error("every op was called quiet although bytes of one are on their way")
 	}
+	// The memory that they are read from stays registered and mapped until then, whoever wants it back.
+	removed := func(e *contract.PluginEvent) bool { return e.GetRegionRemoved().GetRegion() == s.src.ID }
+	s.h.Send(&contract.HostEvent{Event: &contract.HostEvent_RegionRemove{RegionRemove: &contract.RegionRemove{Region: s.src.ID}}})
+	time.Sleep(200 * time.Millisecond)
+	s.h.Stats()
+	if slices.ContainsFunc(s.h.Events(), removed) {
+		t.Error("the source was removed under ops that are not quiet")
+	}
 	c.goOn()
 	for _, op := range ops {
 		op.Quiet()
 	}
-	wantDone(t, p.submit(childPages).End())
+	s.h.Until("RegionRemoved", removed)
 	s.h.CheckOrder()
 }
 

@@ -17,6 +17,7 @@ import (
 type receiver struct {
 	b        *Backend
 	listener net.Listener
+	admit    time.Duration // how long a writer that nobody has named yet is waited for
 	work     sync.WaitGroup
 
 	mu      sync.Mutex
@@ -108,7 +109,7 @@ func (r *receiver) serve() {
 
 // link serves one connection until it ends.
 func (r *receiver) link(conn net.Conn) error {
-	_ = conn.SetDeadline(time.Now().Add(2 * handshakeBound))
+	_ = conn.SetDeadline(time.Now().Add(handshakeBound))
 	s := &stream{conn: conn, in: toReceiver}
 	var g greeting
 	if err := s.read(&g); err != nil {
@@ -125,6 +126,7 @@ func (r *receiver) link(conn net.Conn) error {
 	if err := s.read(&p); err != nil {
 		return err
 	}
+	_ = conn.SetDeadline(time.Now().Add(r.admit + handshakeBound))
 	w, err := r.find(g, mine, p.MAC)
 	if err != nil {
 		r.b.count.refused.Add(1)
@@ -145,13 +147,13 @@ func (r *receiver) link(conn net.Conn) error {
 	if gone {
 		return s.write(message{Kind: kindFarewell, Detail: "the receiver has dropped this writer"})
 	}
-	_ = conn.SetDeadline(time.Now().Add(2 * handshakeBound))
+	_ = conn.SetDeadline(time.Now().Add(handshakeBound))
 	return r.open(s, w)
 }
 
 // find waits until PeerAccept names the writer that knows this token.
 func (r *receiver) find(g greeting, mine, mac []byte) (*writer, error) {
-	timeout := time.NewTimer(handshakeBound)
+	timeout := time.NewTimer(r.admit)
 	defer timeout.Stop()
 	is := func(w *writer) bool {
 		return w.peer.Incarnation == g.Incarnation && w.peer.Epoch == g.Epoch && hmac.Equal(mac, derive(w.peer.Token, "proof", g, mine))
