@@ -15,7 +15,7 @@ import (
 var errFarewell = errors.New("the receiver has dropped this writer")
 
 // dial makes a control connection and returns the receiver's welcome. It takes at most connectBound.
-func (b *Backend) dial(ctx context.Context, e endpoint, token []byte) (*stream, message, error) {
+func (b *Backend) dial(ctx context.Context, e endpoint, token []byte, session string) (*stream, message, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectBound)
 	defer cancel()
 	var conn net.Conn
@@ -33,7 +33,7 @@ func (b *Backend) dial(ctx context.Context, e endpoint, token []byte) (*stream, 
 	}
 	s := &stream{conn: conn, in: toWriter}
 	unhook := context.AfterFunc(ctx, func() { conn.Close() })
-	m, err := s.greet(b, e, token)
+	m, err := s.greet(b, e, token, session)
 	if !unhook() && err == nil {
 		err = ctx.Err()
 	}
@@ -45,8 +45,8 @@ func (b *Backend) dial(ctx context.Context, e endpoint, token []byte) (*stream, 
 	return s, m, nil
 }
 
-func (s *stream) greet(b *Backend, e endpoint, token []byte) (message, error) {
-	g := greeting{Version: wireVersion, Instance: e.Instance, Incarnation: b.start.Incarnation, Epoch: b.start.Epoch, Nonce: nonce()}
+func (s *stream) greet(b *Backend, e endpoint, token []byte, session string) (message, error) {
+	g := greeting{Version: wireVersion, Instance: e.Instance, Incarnation: b.start.Incarnation, Epoch: b.start.Epoch, Session: session, Nonce: nonce()}
 	if err := s.write(g); err != nil {
 		return message{}, err
 	}
@@ -70,6 +70,8 @@ func (s *stream) greet(b *Backend, e endpoint, token []byte) (message, error) {
 		return m, nil
 	case kindFarewell:
 		return message{}, errFarewell
+	case kindFailed:
+		return message{}, fmt.Errorf("the receiver: %.200s", m.Detail)
 	}
 	return message{}, errFrame
 }

@@ -45,7 +45,7 @@ func TestHandshakeRefusals(t *testing.T) {
 		"another epoch":       {writer(3, 5), good, token},
 		"another process":     {writer(3, 4), other, token},
 	} {
-		if s, m, err := c.w.dial(t.Context(), c.e, c.token); err == nil {
+		if s, m, err := c.w.dial(t.Context(), c.e, c.token, "s"); err == nil {
 			s.conn.Close()
 			t.Errorf("%s was welcomed: %+v", name, m)
 		}
@@ -56,7 +56,7 @@ func TestHandshakeRefusals(t *testing.T) {
 	if links != 0 {
 		t.Errorf("%d agents were made for writers that are not admitted", links)
 	}
-	s, m, err := writer(3, 4).dial(t.Context(), good, token)
+	s, m, err := writer(3, 4).dial(t.Context(), good, token, "s")
 	if err != nil || m.Kind != kindWelcome || len(m.Metadata) == 0 {
 		t.Fatalf("the admitted writer: %+v, %v", m, err)
 	}
@@ -91,7 +91,7 @@ func TestImpostorReceiver(t *testing.T) {
 	w := New()
 	w.start = sdk.Start{Incarnation: 3, Epoch: 4}
 	e := endpoint{Version: wireVersion, Instance: "i", Addrs: []string{listener.Addr().String()}}
-	_, m, err := w.dial(t.Context(), e, bytes.Repeat([]byte{7}, 32))
+	_, m, err := w.dial(t.Context(), e, bytes.Repeat([]byte{7}, 32), "s")
 	var refused *sdk.Error
 	if err == nil || !errors.As(err, &refused) {
 		t.Errorf("got %+v, %v", m, err)

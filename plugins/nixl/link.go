@@ -33,7 +33,6 @@ type link struct {
 type remote struct {
 	id        uint64
 	mapped    bool
-	unknown   bool
 	withdrawn bool
 	base      uintptr
 	size      uint64
@@ -68,7 +67,7 @@ type xfer struct {
 }
 
 func newLink(p *peer, s *stream, name string) *link {
-	return &link{p: p, s: s, remote: name, say: make(chan message, 1024), regions: map[uint64]*remote{}}
+	return &link{p: p, s: s, remote: name, say: make(chan message, 4096), regions: map[uint64]*remote{}}
 }
 
 // listen reads what the receiver says.
@@ -115,8 +114,12 @@ func (l *link) hear(m message) {
 			l.fail(errFrame)
 			return
 		}
-		if name, err := l.p.b.driver.agent.load(m.Metadata); err != nil || name != l.remote {
-			l.fail(fmt.Errorf("metadata of region %d: %q, %w", m.Region, name, err))
+		name, err := l.p.b.driver.agent.load(m.Metadata)
+		if err == nil && name != l.remote {
+			err = errFrame
+		}
+		if err != nil {
+			l.fail(fmt.Errorf("region %d: %w", m.Region, err))
 			return
 		}
 		r.mapped, r.base, r.size = true, uintptr(m.Address), m.Size
@@ -125,7 +128,6 @@ func (l *link) hear(m message) {
 			l.fail(errFrame)
 			return
 		}
-		r.unknown = true
 		delete(l.regions, m.Region)
 		for _, x := range slices.Clone(l.queue) {
 			if x.cur.Len > 0 && x.cur.DstRegion == m.Region {

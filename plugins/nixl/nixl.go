@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -96,7 +97,7 @@ func (b *Backend) Start(_ context.Context, s sdk.Start) (_ []byte, err error) {
 	}
 	b.start = s
 	b.instance = hex.EncodeToString(nonce())
-	b.agentName = fmt.Sprintf("%.64s-%d-%d-%s", s.Node, s.Incarnation, s.Epoch, b.instance[:8])
+	b.agentName = agentName(s, b.instance)
 	path, err := locate(&b.cfg)
 	if err != nil {
 		return nil, err
@@ -122,13 +123,24 @@ func (b *Backend) Start(_ context.Context, s sdk.Start) (_ []byte, err error) {
 	go b.driver.run()
 	b.recv = &receiver{
 		b: b, listener: listener, admit: handshakeBound, writers: map[uint32]*writer{}, fences: map[string]fence{},
-		changed: make(chan struct{}), conns: map[net.Conn]struct{}{},
+		changed: make(chan struct{}), conns: map[net.Conn]struct{}{}, sessions: map[string]*session{}, open: map[*inbound]struct{}{},
 	}
 	go b.recv.serve()
 	return json.Marshal(endpoint{
 		Version: wireVersion, Instance: b.instance, Host: s.HostID, Addrs: b.addrs(),
 		Lock: b.lock.f.Name(), LockDev: b.lock.dev, LockIno: b.lock.ino, NIXL: wheelVersion(path),
 	})
+}
+
+// agentName is for people who read the library's log, and unique: the library keeps its peers apart by name.
+func agentName(s sdk.Start, instance string) string {
+	node := strings.Map(func(r rune) rune {
+		if r <= ' ' || r > '~' { // a zero would end the name
+			return '_'
+		}
+		return r
+	}, s.Node)
+	return fmt.Sprintf("%.64s-%d-%d-%s", node, s.Incarnation, s.Epoch, instance)
 }
 
 // addrs are what peers dial.
@@ -190,7 +202,7 @@ func (b *Backend) AddPeer(sp *sdk.Peer) (contract.Lane, error) {
 	if err != nil {
 		return 0, err
 	}
-	p := &peer{b: b, sdk: sp, ep: e}
+	p := &peer{b: b, sdk: sp, ep: e, session: hex.EncodeToString(nonce())}
 	if e.Host == b.start.HostID {
 		p.lock = watchLock(e)
 	}

@@ -208,6 +208,14 @@ func TestRegionRemovedByReceiver(t *testing.T) {
 	p.a.CheckOrder()
 }
 
+// TestAgentNameIsAString: the library reads a name up to its first zero.
+func TestAgentNameIsAString(t *testing.T) {
+	got := agentName(sdk.Start{Node: "a\x00b \xffc" + strings.Repeat("é", 200), Incarnation: 1<<64 - 1, Epoch: 1<<32 - 1}, strings.Repeat("f", 32))
+	if strings.ContainsRune(got, 0) || len(got) > maxName-32 || !strings.HasPrefix(got, "a_b_") || !strings.HasSuffix(got, "ff") {
+		t.Errorf("name %q", got)
+	}
+}
+
 // TestTwoAgentNames: no two agents have a name in common, or a peer would take one for the other.
 func TestTwoAgentNames(t *testing.T) {
 	o := opts(t)

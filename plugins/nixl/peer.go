@@ -14,6 +14,9 @@ type peer struct {
 	sdk  *sdk.Peer
 	ep   endpoint
 	lock *lockFile // nil: another host, or no proof of its death
+	// session tells the receiver the links of this peer from those of the same one added again: each asks only for
+	// the proof of its own, and must not end those of the other.
+	session string
 
 	link    *link   // that ops take; nil: none
 	broken  []*link // that are over and not yet quiet
@@ -76,12 +79,14 @@ var errDead = errors.New("the process of the peer is gone")
 // open makes a link. It runs beside the driver.
 func (p *peer) open() (*link, error) {
 	b := p.b
-	s, m, err := b.dial(b.ctx, p.ep, p.sdk.Token)
+	s, m, err := b.dial(b.ctx, p.ep, p.sdk.Token, p.session)
 	if err != nil {
 		return nil, err
 	}
-	name, err := b.driver.agent.load(m.Metadata)
-	if err == nil && name != m.Agent {
+	name := ""
+	if len(m.Agent) > maxName {
+		err = errFrame
+	} else if name, err = b.driver.agent.load(m.Metadata); err == nil && name != m.Agent {
 		err = errFrame
 	}
 	if err != nil {
@@ -125,6 +130,7 @@ func (p *peer) dialed(l *link, err error) {
 		p.pending = rest
 		p.want()
 	}
+	p.tidy()
 }
 
 // use makes l the link that ops take.

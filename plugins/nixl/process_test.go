@@ -82,14 +82,14 @@ func TestChild(t *testing.T) {
 
 // remoteChild is a receiving process, seen by the test.
 type remoteChild struct {
-	t     *testing.T
+	t     testing.TB
 	cmd   *exec.Cmd
 	in    io.WriteCloser
 	lines *bufio.Scanner
 	child
 }
 
-func startChild(t *testing.T, library string) *remoteChild {
+func startChild(t testing.TB, library string) *remoteChild {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "t")
 	if err != nil {
@@ -156,38 +156,42 @@ func (c *remoteChild) goOn() { _ = c.cmd.Process.Signal(unix.SIGCONT) }
 
 // sender is a writer in the test's process.
 type sender struct {
-	t       *testing.T
-	b       *Backend
-	h       *sdktest.Host
-	src     *sdktest.Region
-	srcPool uint64
-	peers   uint32
+	t     testing.TB
+	b     *Backend
+	h     *sdktest.Host
+	src   *sdktest.Region
+	peers uint32
 }
 
-func newSender(t *testing.T, library string) *sender {
+func newSender(t testing.TB, library string) *sender {
 	t.Helper()
 	s := &sender{t: t, b: New()}
 	s.h = sdktest.New(t, s.b, sdktest.WithConfig(options{"library": library}), sdktest.WithNode(childNode, 3, 4))
 	s.src = s.h.AddRegion(childPages*childPage + 64)
-	s.srcPool = s.h.AddPool(childPages, s.src.Tensor(0, childPage))
 	return s
 }
 
 // target is a child as a peer of a sender.
 type target struct {
-	s      *sender
-	handle uint32
-	plan   uint64
+	s         *sender
+	handle    uint32
+	plan      uint64
+	pageBytes uint64
 }
 
-func (s *sender) connect(c *remoteChild) *target {
+func (s *sender) connect(c *remoteChild) *target { return s.connectPages(c, childPage) }
+
+// connectPages is connect with pages of another size in the same memory.
+func (s *sender) connectPages(c *remoteChild, pageBytes uint64) *target {
 	s.t.Helper()
+	pages := uint32(childPages * childPage / pageBytes)
+	srcPool := s.h.AddPool(pages, s.src.Tensor(0, pageBytes))
 	ep, err := hex.DecodeString(c.Endpoint)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.peers++
-	p := &target{s: s, handle: 1000 + s.peers, plan: 7000 + uint64(s.peers)}
+	p := &target{s: s, handle: 1000 + s.peers, plan: 7000 + uint64(s.peers), pageBytes: pageBytes}
 	s.h.Send(&contract.HostEvent{Event: &contract.HostEvent_PeerAdd{PeerAdd: &contract.PeerAdd{
 		Peer: p.handle, Node: "child", Incarnation: 1, Epoch: 1, Endpoint: ep, SameHost: true,
 		RequireLane: contract.Lane_LANE_ANY, Token: childToken(),
@@ -195,21 +199,29 @@ func (s *sender) connect(c *remoteChild) *target {
 	s.h.Until("PeerReady", func(e *contract.PluginEvent) bool { return e.GetPeerReady().GetPeer() == p.handle })
 	s.h.Send(
 		&contract.HostEvent{Event: &contract.HostEvent_RemotePoolAdd{RemotePoolAdd: &contract.RemotePoolAdd{Peer: p.handle, Pool: &contract.PoolAdd{
-			Pool: c.Pool, Pages: childPages, Tensors: []*contract.Tensor{{Region: c.Region, PageStride: childPage, PageBytes: childPage}},
+			Pool: c.Pool, Pages: pages, Tensors: []*contract.Tensor{{Region: c.Region, PageStride: pageBytes, PageBytes: pageBytes}},
 		}}}},
 		&contract.HostEvent{Event: &contract.HostEvent_PlanAdd{PlanAdd: &contract.PlanAdd{
-			Plan: p.plan, SrcPool: s.srcPool, Peer: p.handle, DstPool: c.Pool, SrcPages: 1, DstPages: 1,
-			Slices: []*contract.Slice{{Len: childPage, Count: 1}},
+			Plan: p.plan, SrcPool: srcPool, Peer: p.handle, DstPool: c.Pool, SrcPages: 1, DstPages: 1,
+			Slices: []*contract.Slice{{Len: pageBytes, Count: 1}},
 		}}},
 	)
 	return p
 }
 
 func (p *target) submit(pages uint32) *sdktest.Pending {
+	return p.submitRuns(sdktest.Pages(0, pages), sdktest.Pages(0, pages))
+}
+
+func (p *target) submitRuns(src, dst []sdk.Run) *sdktest.Pending {
+	var pages uint64
+	for _, r := range src {
+		pages += uint64(r.Count)
+	}
 	return p.s.h.SubmitRaw(&contract.Submit{
 		Generation: &contract.Generation{Source: &contract.Opener{Incarnation: 1, Sequence: 1}, Destination: &contract.Opener{Incarnation: 2, Sequence: 2}},
 		Direction:  contract.Direction_DIRECTION_WRITE, Peer: p.handle, Plan: p.plan,
-		Source: sdktest.Runs(sdktest.Pages(0, pages)), Destination: sdktest.Runs(sdktest.Pages(0, pages)), LayerTo: 1 << 31, Bytes: uint64(pages) * childPage,
+		Source: sdktest.Runs(src), Destination: sdktest.Runs(dst), LayerTo: 1 << 31, Bytes: pages * p.pageBytes,
 	})
 }
 
@@ -324,6 +336,40 @@ func TestStoppedReceiver(t *testing.T) {
 	s.h.CheckOrder()
 }
 
+// TestPeerAddedAgain: a peer is removed with ops that are not quiet, and added again by the same token. The old one
+// still asks for the proof that they are quiet, which ended the link of the new one.
+func TestPeerAddedAgain(t *testing.T) {
+	library := wheel(t, venvName)
+	c, s := startChild(t, library), newSender(t, library)
+	p := s.connect(c)
+	wantDone(t, p.submit(childPages).End())
+	c.stop()
+	ops := []*sdktest.Pending{p.submit(childPages), p.submit(childPages)}
+	time.Sleep(50 * time.Millisecond)
+	s.h.Send(&contract.HostEvent{Event: &contract.HostEvent_PeerRemove{PeerRemove: &contract.PeerRemove{Peer: p.handle}}})
+	unquiet := 0
+	for _, op := range ops {
+		if end := op.End(); !end.Quiet {
+			unquiet++
+		}
+	}
+	if unquiet == 0 {
+		t.Fatal("every op was quiet under a stopped receiver")
+	}
+	c.goOn()
+	q := s.connect(c)
+	for range 50 {
+		wantDone(t, q.submit(8).End())
+	}
+	for _, op := range ops {
+		op.Quiet()
+	}
+	for range 50 {
+		wantDone(t, q.submit(8).End())
+	}
+	s.h.CheckOrder()
+}
+
 // raw stops the child with an op on its way, and returns what it takes to drive the library past the driver: the name
 // of the child's agent and the address of its region.
 func (p *target) raw(c *remoteChild) (agent string, base uintptr, op *sdktest.Pending) {
@@ -421,10 +467,26 @@ func TestLibraryCompletionIsTheTargets(t *testing.T) {
 	op.Quiet()
 }
 
-// TestMixedVersions: writer and receiver drive different releases of the library.
+// TestMixedVersions: writer and receiver drive different releases of the library, either way round.
 func TestMixedVersions(t *testing.T) {
 	newest, oldest := wheel(t, venvName), wheel(t, "nixl-1.4.1")
-	c, s := startChild(t, oldest), newSender(t, newest)
+	if os.Getenv(mixedEnv) != "" { // the process can load one release only
+		mixed(t, oldest, newest)
+		return
+	}
+	mixed(t, newest, oldest)
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestMixedVersions$")
+	cmd.Env = append(os.Environ(), mixedEnv+"=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("1.4.1 as the writer: %v\n%s", err, out)
+	}
+}
+
+const mixedEnv = "TERMINUS_NIXL_TEST_MIXED"
+
+func mixed(t *testing.T, from, to string) {
+	t.Helper()
+	c, s := startChild(t, to), newSender(t, from)
 	p := s.connect(c)
 	for i := range s.src.Bytes {
 		s.src.Bytes[i] = 0x42
@@ -437,6 +499,12 @@ func TestMixedVersions(t *testing.T) {
 	ops := []*sdktest.Pending{p.submit(childPages), p.submit(childPages), p.submit(childPages)}
 	eventually(t, "first bytes", func() bool { return s.b.count.bytesOut.Load() > at })
 	_ = c.cmd.Process.Kill()
-	p.quietEnds(ops)
+	if p.quietEnds(ops) == 0 {
+		t.Error("the process ended too late")
+	}
+	wantFailed(t, p.submit(1).End(), contract.Cause_CAUSE_PEER_UNREACHABLE)
+	c.end()
+	again := startChild(t, to)
+	wantDone(t, s.connect(again).submit(childPages).End())
 	s.h.CheckOrder()
 }

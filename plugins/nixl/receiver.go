@@ -4,7 +4,9 @@ import (
 	"crypto/hmac"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,22 +22,31 @@ type receiver struct {
 	admit    time.Duration // how long a writer that nobody has named yet is waited for
 	work     sync.WaitGroup
 
-	mu      sync.Mutex
-	closed  bool
-	writers map[uint32]*writer // admitted, by handle
-	past    []*writer          // dropped, so that they can be told that they were
-	fences  map[string]fence   // by node
-	changed chan struct{}      // closed when a writer is admitted
-	conns   map[net.Conn]struct{}
-	links   uint64 // so far; part of the agents' names
+	mu       sync.Mutex
+	closed   bool
+	writers  map[uint32]*writer // admitted, by handle
+	past     []*writer          // dropped, so that they can be told that they were
+	sessions map[string]*session
+	fences   map[string]fence // by node
+	changed  chan struct{}    // closed when a writer is admitted
+	conns    map[net.Conn]struct{}
+	open     map[*inbound]struct{}
+	links    uint64 // so far; part of the agents' names
 }
 
+// writer is an admitted one. Guarded by receiver.mu, but for links.
 type writer struct {
-	peer *sdk.Peer
-	turn sync.Mutex // held by the link that is open: a second one waits until the first is over
+	peer  *sdk.Peer
+	gone  bool
+	conns map[net.Conn]struct{}
+	links sync.WaitGroup // that may have an agent; none is added when gone
+}
+
+// session is the links of one peer that the writer was told of (greeting.Session): there is one at a time.
+type session struct {
+	turn sync.Mutex // held until the agent of a link is destroyed
 	conn net.Conn   // of the newest link; guarded by receiver.mu
-	gone bool       // guarded by receiver.mu
-	in   *inbound   // guarded by receiver.mu
+	refs int        // guarded by receiver.mu
 }
 
 // fence refuses the epochs of a node up to one, for good.
@@ -50,6 +61,7 @@ func (f fence) covers(p *sdk.Peer) bool {
 
 const (
 	maxConns  = 4096
+	maxLinks  = 16 // of one writer
 	maxPast   = 4096
 	maxFences = 4096
 )
@@ -132,23 +144,44 @@ func (r *receiver) link(conn net.Conn) error {
 		r.b.count.refused.Add(1)
 		return err
 	}
+	key := fmt.Sprintf("%d %d %s", g.Incarnation, g.Epoch, g.Session)
 	r.mu.Lock()
-	if w.conn != nil { // the writer makes another link only when it has given up the one before
-		w.conn.Close()
+	ses := r.sessions[key]
+	if ses == nil {
+		ses = &session{}
+		r.sessions[key] = ses
 	}
-	w.conn = conn
+	ses.refs++
+	if ses.conn != nil { // the writer makes another link only when it has given up the one before
+		ses.conn.Close()
+	}
+	ses.conn = conn
+	gone, crowded := w.gone, len(w.conns) >= maxLinks
+	if !gone {
+		w.links.Add(1)
+		defer w.links.Done()
+		w.conns[conn] = struct{}{}
+	}
 	r.mu.Unlock()
-	w.turn.Lock()
-	defer w.turn.Unlock()
+	defer func() {
+		r.mu.Lock()
+		delete(w.conns, conn)
+		if ses.refs--; ses.refs == 0 {
+			delete(r.sessions, key)
+		}
+		r.mu.Unlock()
+	}()
+	ses.turn.Lock()
+	defer ses.turn.Unlock()
 	s.key = derive(w.peer.Token, "key", g, mine)
-	r.mu.Lock()
-	gone := w.gone
-	r.mu.Unlock()
-	if gone {
-		return s.write(message{Kind: kindFarewell, Detail: "the receiver has dropped this writer"})
-	}
 	_ = conn.SetDeadline(time.Now().Add(handshakeBound))
-	return r.open(s, w)
+	switch {
+	case gone:
+		return s.write(message{Kind: kindFarewell, Detail: "the receiver has dropped this writer"})
+	case crowded:
+		return s.write(message{Kind: kindFailed, Detail: fmt.Sprintf("%d links of this writer are open", maxLinks)})
+	}
+	return r.serveLink(s, w)
 }
 
 // find waits until PeerAccept names the writer that knows this token.
@@ -188,8 +221,8 @@ func (r *receiver) find(g greeting, mine, mac []byte) (*writer, error) {
 	}
 }
 
-// open makes the agent of a link and serves the writer.
-func (r *receiver) open(s *stream, w *writer) error {
+// serveLink makes the agent of a link and serves the writer until one of them ends it.
+func (r *receiver) serveLink(s *stream, w *writer) error {
 	r.mu.Lock()
 	r.links++
 	name := fmt.Sprintf("%s-r%d", r.b.agentName, r.links)
@@ -197,19 +230,13 @@ func (r *receiver) open(s *stream, w *writer) error {
 	a, err := r.b.lib.newAgent(name, r.b.cfg.ProgressDelay)
 	if err != nil {
 		r.b.start.Logf(contract.Log_LEVEL_ERROR, "writer %s: %v", w.peer.Node, err)
-		return err
+		return errors.Join(err, s.write(message{Kind: kindFailed, Detail: err.Error()}))
 	}
 	in := &inbound{r: r, s: s, agent: a, regions: map[uint64]*lent{}, ended: make(chan struct{})}
 	r.mu.Lock()
-	gone := w.gone || r.closed
-	if !gone {
-		w.in = in
-	}
+	r.open[in] = struct{}{}
 	r.mu.Unlock()
-	defer in.end(w)
-	if gone {
-		return nil
-	}
+	defer in.end()
 	md, err := a.metadata()
 	if err != nil {
 		return err
@@ -238,7 +265,7 @@ func (r *receiver) open(s *stream, w *writer) error {
 }
 
 // end destroys the agent: the proof that nothing of this link lands any more.
-func (in *inbound) end(w *writer) {
+func (in *inbound) end() {
 	in.s.conn.Close()
 	in.mu.Lock()
 	in.over = true
@@ -250,9 +277,7 @@ func (in *inbound) end(w *writer) {
 	}
 	in.mu.Unlock()
 	in.r.mu.Lock()
-	if w.in == in {
-		w.in = nil
-	}
+	delete(in.r.open, in)
 	in.r.mu.Unlock()
 	close(in.ended)
 }
@@ -318,17 +343,7 @@ func (in *inbound) takeBack(id uint64) {
 // removeRegion returns when nothing of any writer can land in the region, which lend does not find any more.
 func (r *receiver) removeRegion(id uint64) {
 	r.mu.Lock()
-	var all []*inbound
-	for _, w := range r.writers {
-		if w.in != nil {
-			all = append(all, w.in)
-		}
-	}
-	for _, w := range r.past {
-		if w.in != nil {
-			all = append(all, w.in)
-		}
-	}
+	all := slices.Collect(maps.Keys(r.open))
 	r.mu.Unlock()
 	var work sync.WaitGroup
 	for _, in := range all {
@@ -343,7 +358,7 @@ func (r *receiver) accept(p *sdk.Peer) error {
 	if r.fences[p.Node].covers(p) {
 		return &sdk.Error{Cause: contract.Cause_CAUSE_REFUSED, Err: fmt.Errorf("incarnation %d, epoch %d of %s is fenced", p.Incarnation, p.Epoch, p.Node)}
 	}
-	r.writers[p.Handle] = &writer{peer: p}
+	r.writers[p.Handle] = &writer{peer: p, conns: map[net.Conn]struct{}{}}
 	close(r.changed)
 	r.changed = make(chan struct{})
 	return nil
@@ -360,25 +375,19 @@ func (r *receiver) unaccept(p *sdk.Peer) {
 	delete(r.writers, p.Handle)
 	r.dropLocked(w)
 	r.mu.Unlock()
-	w.wait()
+	w.links.Wait()
 }
 
-// dropLocked ends the link of a writer and lets it make no other. r.mu is held.
+// dropLocked ends the links of a writer and lets it make no other. r.mu is held.
 func (r *receiver) dropLocked(w *writer) {
 	w.gone = true
-	if w.conn != nil {
-		w.conn.Close()
+	for conn := range w.conns {
+		conn.Close()
 	}
 	r.past = append(r.past, w)
 	if len(r.past) > maxPast {
 		r.past = append([]*writer(nil), r.past[len(r.past)-maxPast/2:]...)
 	}
-}
-
-// wait returns when no link of a dropped writer is open.
-func (w *writer) wait() {
-	w.turn.Lock()
-	defer w.turn.Unlock()
 }
 
 // fence refuses the epochs of a node for good, and returns when nothing of them can land any more.
@@ -409,7 +418,7 @@ func (r *receiver) fence(node string, incarnation uint64, epoch uint32) bool {
 	}
 	r.mu.Unlock()
 	for _, w := range dropped {
-		w.wait()
+		w.links.Wait()
 	}
 	return true
 }

@@ -26,9 +26,9 @@ import (
 //	receiver  welcome     the agent that it made for this writer, and its metadata
 //
 // Then the writer asks for regions (map), and the receiver asks for them back (withdraw, unmapped). The end of the
-// connection is the end of the link: the receiver destroys the agent. It welcomes a writer again only when the agent of
-// the link before is destroyed, so that a welcome, or a farewell of a receiver that has dropped the writer, proves that
-// no byte of earlier ops can land any more.
+// connection is the end of the link: the receiver destroys the agent. It answers a session
+// again only when the agent of its link before is destroyed, so that a welcome, or a farewell of a receiver that has dropped
+// the writer, proves that no byte of the session's earlier ops can land any more.
 
 const (
 	wireVersion = 1
@@ -42,6 +42,7 @@ type greeting struct {
 	Instance    string `json:"instance"` // of the receiver that is meant
 	Incarnation uint64 `json:"incarnation"`
 	Epoch       uint32 `json:"epoch"`
+	Session     string `json:"session"` // of the writer's peer: one link of it at a time
 	Nonce       []byte `json:"nonce"`
 }
 
@@ -71,6 +72,7 @@ type kind string
 const (
 	kindWelcome  kind = "welcome"
 	kindFarewell kind = "farewell" // the receiver has dropped this writer for good, and nothing of it lands any more
+	kindFailed   kind = "failed"   // in place of a welcome
 	kindMap      kind = "map"
 	kindMapped   kind = "mapped"
 	kindUnknown  kind = "unknown" // answers map: there is no such region
@@ -166,6 +168,6 @@ func nonce() []byte {
 // derive makes what both ends can make and nobody else: the proof and the key of a connection.
 func derive(token []byte, purpose string, g greeting, receiver []byte) []byte {
 	h := hmac.New(sha256.New, token)
-	fmt.Fprintf(h, "nixl %d %s %s %d %d %x %x", g.Version, purpose, g.Instance, g.Incarnation, g.Epoch, g.Nonce, receiver)
+	fmt.Fprintf(h, "nixl %d %s %q %d %d %q %x %x", g.Version, purpose, g.Instance, g.Incarnation, g.Epoch, g.Session, g.Nonce, receiver)
 	return h.Sum(nil)
 }

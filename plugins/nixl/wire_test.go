@@ -99,6 +99,7 @@ func TestProofNeedsEverything(t *testing.T) {
 		"another instance":    func(g *greeting) { g.Instance = "j" },
 		"another incarnation": func(g *greeting) { g.Incarnation++ },
 		"another epoch":       func(g *greeting) { g.Epoch++ },
+		"another session":     func(g *greeting) { g.Session = "s" },
 		"another nonce":       func(g *greeting) { g.Nonce = []byte("o") },
 	} {
 		c := g
