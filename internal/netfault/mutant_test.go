@@ -62,8 +62,8 @@ func (u *until) has() bool { return strings.Contains(u.String(), u.says) }
 
 const mutantFile = "mutant-"
 
-// TestMutants: TestFaults finds each bug, and says what it is.
-func TestMutants(t *testing.T) {
+// TestBugs: TestFaults finds each bug, and says what it is.
+func TestBugs(t *testing.T) {
 	newHosts(t) // skips where there can be none
 	t.Parallel()
 	bugs := map[string]mutate.Change{}

@@ -69,5 +69,5 @@ rooms succeed, all pages come back, readiness is green and no connection is left
 			f.P99/1000, f.Max/1000, f.Recover/1000, f.Wrong)
 		bytes += f.Bytes
 	}
-	fmt.Fprintf(b, "\n%.1f GB were verified. Version %s, %s; again: `%s`. Seeded bugs are found: `go test ./internal/netfault -run Mutants -v`.\n", float64(bytes)/1e9, r.Version, r.Began.Format(time.DateOnly), r.Command)
+	fmt.Fprintf(b, "\n%.1f GB were verified. Version %s, %s; again: `%s`. Seeded bugs are found: `go test ./internal/netfault -run Bugs -v`.\n", float64(bytes)/1e9, r.Version, r.Began.Format(time.DateOnly), r.Command)
 }
