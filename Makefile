@@ -90,7 +90,7 @@ sim: build ## run SCHEDULES (default 10000000, an hour or two) simulated cluster
 .PHONY: sweep
 sweep: build ## kill, stop and freeze the processes of a cluster at every syscall, and make every fault of the network (an hour), into docs/reliability and RELIABILITY.md
 	$(GO) test -timeout 4h ./internal/sweep -run TestSweep -v -modes kill,stop,freeze -pairs $(or $(PAIRS),0) -within 0 -seed $(or $(SEED),1) \
-	  -version '$(VERSION)' -json $(CURDIR)/$(BIN)/sweep.json
+	  -version '$(VERSION)' -out $(CURDIR)/$(BIN)/sweep.json
 	mv $(BIN)/sweep.json docs/reliability/sweep.json # a run that failed leaves the last result
 	$(GO) test ./internal/netfault -run TestFaults -count 1 -timeout 3h -long -runs $(or $(RUNS),20) -version '$(VERSION)' -again 'make sweep$(if $(RUNS), RUNS=$(RUNS))' -out $(CURDIR)/$(BIN)/netfaults.json
 	mv $(BIN)/netfaults.json docs/reliability/netfaults.json

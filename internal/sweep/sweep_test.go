@@ -14,7 +14,7 @@ import (
 
 // The sweep that `make test` runs is a sample; `make sweep` sets the flags.
 var (
-	out      = flag.String("json", "", "of TestSweep: write the results there, and hold the time to verdict to the product's target")
+	out      = flag.String("out", "", "of TestSweep: write the results there, and hold the time to verdict to the product's target")
 	modes    = flag.String("modes", "kill", "of TestSweep: kill, stop, freeze, with commas in between")
 	pairs    = flag.Int("pairs", 500, "of TestSweep: so many of each mode; 0: all")
 	seed     = flag.Uint64("seed", 0, "of TestSweep: which; 0: it makes one, and says it")
