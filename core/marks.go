@@ -133,7 +133,7 @@ func (m *Machine) offerHeld(idx int32, r *room) {
 		if at < 0 {
 			return
 		}
-		if r.sm.State == statemachine.Ended && len(m.gathered) < 2 {
+		if r.sm.State == statemachine.Ended && m.firstPair(r).next == nil32 {
 			return // the only counterpart has left its mark
 		}
 		m.stepAt(idx, at, statemachine.Event{Kind: statemachine.OnHeld, D: d})
